@@ -19,6 +19,7 @@ from parity.scan.index import (
     Repository,
     Scope,
     dotted_name,
+    is_failed_import,
     start_of,
 )
 from parity.scan.values import (
@@ -322,7 +323,7 @@ class Evaluator:
 
     @staticmethod
     def bases(scope: Scope, name: str) -> list[Binding]:
-        if name not in scope.bindings:
+        if name not in scope.bindings or is_failed_import(scope, name):
             return []
         return [binding for binding in scope.bindings[name] if binding.kind in BASES]
 
@@ -411,6 +412,8 @@ class Evaluator:
 
     def global_name(self, name: str, module: Module) -> Value:
         found = self.repository.member(module, name)
+        if found is None and name not in module.imports and SETTINGS.search(name):
+            return Option(name, None, is_argument=False)
         if found is None:
             return Symbol(module.imports.get(name, name))
         return self.definition(found, module, name)
@@ -498,7 +501,8 @@ class Evaluator:
             new: Value = ABSENT if not needed else choose([ABSENT, old])
         elif binding.kind == "setdefault":
             default = self.value(binding.value, frame) if binding.value is not None else Unknown()
-            new = default if isinstance(old, Absent) else Fallback(old, default)
+            is_there = isinstance(plain(old), (Literal, Items, Dict, Argument, Call, Instance, Symbol))
+            new = old if is_there else default if isinstance(old, Absent) else Fallback(old, default)
         else:
             stored = self.value(binding.value, frame) if binding.value is not None else Unknown()
             is_default = len(needed) == 1 and needed[0].test is not None and is_missing_test(needed[0].test, key)

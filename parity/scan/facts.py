@@ -134,6 +134,7 @@ class Facts:
         self.evaluator = evaluator
         self.kinds = kinds
         self.around = Surroundings(block, evaluator, kinds)
+        self.has_sampling_params = False
         self.settings = self.all_settings()
         self.outcome: Outcome = Flow(block, evaluator, kinds).follow()
 
@@ -166,6 +167,7 @@ class Facts:
         position = 1 if self.block.form != "thread" else 0
         if value is None and len(self.block.node.args) > position:
             value = self.evaluator.value(self.block.node.args[position], self.evaluator.frame(self.block.scope))
+        self.has_sampling_params = value is not None
         return self.config_of(value) if value is not None else Dict({})
 
     def remote_config(self) -> Value | None:
@@ -261,7 +263,7 @@ class Facts:
         """Whether a mapping holds tensors, not settings."""
         for option in options_of(value):
             inner = plain(option)
-            name = getattr(inner, "name", "") if isinstance(inner, (Argument, Option)) else ""
+            name = inner.name if isinstance(inner, (Argument, Option, Symbol)) else ""
             if re.search(r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual", str(name)):
                 continue
             if isinstance(inner, (Call, Element, Unknown)) and self.is_encoded(inner):
@@ -703,8 +705,8 @@ class Facts:
         return REMOTE if block.is_remote and not self.settings.entries and not self.settings.rest else GENERATION_CONFIG
 
     def vllm_default(self, default: str) -> Fact:
-        has_params = bool(self.settings.entries or self.settings.rest)
-        return not_said(f"vLLM ({default})") if has_params else GENERATION_CONFIG
+        """Without SamplingParams vLLM takes those of the checkpoint; with them, its own defaults."""
+        return not_said(f"vLLM ({default})") if self.has_sampling_params else GENERATION_CONFIG
 
     def sampling(self, default: str, *names: str) -> Fact:
         if self.block.library == "score":

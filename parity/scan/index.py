@@ -583,7 +583,7 @@ class Repository:
             return module.functions[name]
         if name in module.classes:
             return module.classes[name]
-        if name in module.scope.bindings and not (name in module.imports and is_only_none(module, name)):
+        if name in module.scope.bindings and not is_failed_import(module.scope, name):
             return module, name
         if name in module.imports and depth < 6:
             return self.find(module.imports[name], module, depth + 1)
@@ -595,9 +595,11 @@ class Repository:
         return None
 
 
-def is_only_none(module: Module, name: str) -> bool:
-    """Whether a module binds a name to None alone, where its import fails."""
-    values = [binding.value for binding in module.scope.bindings[name]]
+def is_failed_import(scope: Scope, name: str) -> bool:
+    """Whether a scope binds an imported name to None alone, where its import fails."""
+    if name not in scope.module.imports:
+        return False
+    values = [binding.value for binding in scope.bindings[name]]
     return all(isinstance(value, ast.Constant) and value.value is None for value in values)
 
 

@@ -1,0 +1,116 @@
+"""What is a block, what looks like one and is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.tests.scan.material import LOAD, scan_text, scan_texts
+
+PIPE = "from transformers import pipeline\npipe = pipeline('text-generation', model='m')\n"
+VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "library"),
+    [
+        (LOAD + "model.generate(**x)", "transformers"),
+        (LOAD + "model = model.to('cuda').eval()\nmodel.generate(**x)", "transformers"),
+        (LOAD + "models = {'a': model}\nmodels['a'].generate(**x)", "transformers"),
+        (LOAD + "from threading import Thread\nThread(target=model.generate, kwargs={'max_new_tokens': 3}).start()", "transformers"),
+        (LOAD + "import functools\nf = functools.partial(model.generate, max_new_tokens=3)", "transformers"),
+        (LOAD + "from peft import PeftModel\np = PeftModel.from_pretrained(model, 'a')\np.generate(**x)", "transformers"),
+        ("from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\nm.chat(tok, px, 'q')", "transformers"),
+        ("def f(model, tokenizer):\n    ids = tokenizer('a').input_ids\n    return model.generate(ids, max_new_tokens=3)", "transformers"),
+        ("def f(model, tokenizer, q):\n    out = model.generate(q)\n    return tokenizer.decode(out[0])", "transformers"),
+        ("def f(model, tokenizer, q):\n    return model.chat(tokenizer, q)", "transformers"),
+        (VLLM + "llm.generate(['a'])", "vllm"),
+        (VLLM + "llm.chat([{'role': 'user', 'content': 'a'}])", "vllm"),
+        (VLLM + "llm.beam_search(['a'], p)", "vllm"),
+        ("import vllm\nvllm.LLM('m').generate('a')", "vllm"),
+        ("from vllm import SamplingParams\ndef f(engine):\n    return engine.generate('a', SamplingParams())", "vllm"),
+        ("from vllm import AsyncLLMEngine\ne = AsyncLLMEngine.from_engine_args(a)\ne.generate('a', p, 'id')", "vllm"),
+        (PIPE + "pipe('a')", "pipeline"),
+        (PIPE + "class A:\n    def __init__(self):\n        self.p = pipe\n    def f(self):\n        return self.p('a')", "pipeline"),
+        (PIPE + "from langchain_huggingface import HuggingFacePipeline\nllm = HuggingFacePipeline(pipeline=pipe)\nllm.invoke('a')", "pipeline"),
+        (LOAD + """
+def decode(ids):
+    for _ in range(9):
+        logits = model(ids).logits
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat([ids, token], -1)
+    return ids""", "loop"),
+        (LOAD + """
+def decode(ids):
+    past = None
+    while True:
+        out = model(input_ids=ids, past_key_values=past)
+        past = out.past_key_values
+        ids = torch.multinomial(out.logits[:, -1].softmax(-1), 1)""", "loop"),
+        (LOAD + """
+def score(ids):
+    logits = model(ids).logits
+    return logits.log_softmax(-1).gather(-1, ids[..., None])""", "score"),
+        (LOAD + "def perplexity(ids):\n    return model(ids, labels=ids).loss.exp()", "score"),
+    ],
+)  # fmt: skip
+def test_find_a_call_of_a_local_model_is_a_block(code: str, library: str) -> None:
+    assert [block.library for block in scan_text(code).blocks] == [library]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("from openai import OpenAI\nclient = OpenAI()\nclient.chat(messages=[])", "API client"),
+        ("import sglang\ne = sglang.Engine('m')\ne.generate('a', {'temperature': 0})", "another engine"),
+        ("from diffusers import StableDiffusionPipeline\np = StableDiffusionPipeline.from_pretrained('m')\np.generate('a')", "image"),
+        (PIPE.replace("text-generation", "text-classification") + "pipe('a')", "classifier"),
+        ("def f(report):\n    return report.generate()", "unknown kind"),
+        (LOAD + "class A:\n    def generate(self, **kwargs):\n        return model.generate(**kwargs)", "passes everything on"),
+        ("""
+from transformers import AutoModelForSequenceClassification
+rm = AutoModelForSequenceClassification.from_pretrained('m')
+def reward(model=rm, **x):
+    return model(input_ids=x).logits[:, -1].softmax(-1)""", "classifier"),
+        (LOAD + "def step(ids):\n    loss = model(input_ids=ids, labels=ids).loss\n    loss.backward()", "training"),
+        ("from transformers import LlamaForCausalLM\nclass M(LlamaForCausalLM):\n    def chat(self, q):\n        return self.generate(q, max_new_tokens=3)", "model class M"),
+    ],
+)  # fmt: skip
+def test_find_what_looks_like_a_block_is_left_out_with_its_reason(code: str, reason: str) -> None:
+    found = scan_text(code)
+    assert found.blocks == []
+    assert any(reason in look_alike.reason for look_alike in found.look_alikes)
+
+
+def test_find_a_wrapper_is_followed_to_its_block() -> None:
+    files = {
+        "acme/llm.py": LOAD + "class Llm:\n    def generate(self, q):\n        return model.generate(q, max_new_tokens=3)\n",
+        "acme/use.py": "from acme.llm import Llm\ndef run(q):\n    return Llm().generate(q)\n",
+    }
+    found = scan_texts(files)
+    [block] = found.blocks
+    assert block.place == "acme/llm.py:8"
+    assert block.callers == ["acme/use.py:3"]
+    assert ["Llm.generate" in other.reason for other in found.look_alikes] == [True]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for ids in data:\n    logits = model(ids).logits\n    answers.append(logits[:, -1].argmax(-1))",
+        "class Net:\n    def fit(self):\n        return self.optimizer.step()",
+        "print(model.config)",
+    ],
+)
+def test_find_a_loop_over_prompts_is_no_decode_loop(code: str) -> None:
+    assert "loop" not in [block.library for block in scan_text(LOAD + code).blocks]
+
+
+def test_find_an_argument_is_what_its_caller_gives() -> None:
+    code = LOAD + "def f(m, x):\n    return m.generate(x)\nf(model, 'a')\n"
+    [block] = scan_text(code).blocks
+    assert block.block.thing.name == "AutoModelForCausalLM"
+
+
+def test_find_an_import_that_may_fail_is_still_known() -> None:
+    code = "try:\n    import vllm\nexcept ImportError:\n    vllm = None\nvllm.LLM('m').generate('a')\n"
+    assert [block.library for block in scan_text(code).blocks] == ["vllm"]

@@ -1,0 +1,110 @@
+"""The command: what it prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parity.__main__ import main
+from parity.scan.facts import NAMES
+from parity.tests.scan.test_groups import ASK, copies
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for path, text in copies("do_sample=False", "do_sample=False", "do_sample=True").items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text)
+    return tmp_path
+
+
+def add_copy(settings: str) -> None:
+    Path("app/new.py").write_text(ASK.format(name="ask", settings=settings))
+
+
+def test_run_scan_shows_blocks_drift_and_what_to_do_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "app"]) == 0
+    text = capsys.readouterr().out
+    assert "3 blocks in 3 files: transformers 3" in text
+    assert "do_sample differs among 3 siblings of ask: False in 2, True in 1" in text
+    assert "True*" in text
+    assert "python -m parity record --site a0-ask=" in text
+
+
+def test_run_scan_json_has_the_promised_form(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "app", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    block = found["blocks"][0]
+    assert {"file", "line", "function", "library", "kind", "facts", "group"} <= set(block)
+    assert tuple(block["facts"]) == NAMES
+    assert all({"value", "from"} <= set(fact) for fact in block["facts"].values())
+    assert [group["name"] for group in found["groups"]] == [block["group"]] == ["ask"]
+    assert found["findings"][0]["places"]
+
+
+def test_run_scan_nothing_found_exits_with_5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("x = 1\n")
+    Path("b.py").write_text("def f(:\n")
+    assert main(["scan"]) == 5
+    text = capsys.readouterr().out
+    assert "no block found" in text and "not read: b.py: line 1" in text
+
+
+def test_run_scan_path_that_is_not_there_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_run_scan_fail_on_new_without_a_baseline_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "app", "--fail-on", "new"]) == 2
+    assert "--write-baseline" in capsys.readouterr().err
+
+
+def test_run_scan_fail_on_new_fails_for_a_new_block_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "app", "--write-baseline"]) == 0
+    assert main(["scan", "app", "--fail-on", "new"]) == 0
+    moved = Path("app/a0.py")
+    moved.write_text("\n\n" + moved.read_text())
+    assert main(["scan", "app", "--fail-on", "new"]) == 0
+    add_copy("do_sample=False")
+    capsys.readouterr()
+    assert main(["scan", "app", "--fail-on", "new"]) == 1
+    assert "new block: app/new.py:11 ask" in capsys.readouterr().out
+
+
+def test_run_scan_fail_on_drift_fails_for_drift_that_the_baseline_has_not(folder: Path) -> None:
+    assert main(["scan", "app", "--fail-on", "drift"]) == 1
+    assert main(["scan", "app", "--write-baseline"]) == 0
+    assert main(["scan", "app", "--fail-on", "drift"]) == 0
+    Path("app/a2.py").write_text(ASK.format(name="ask", settings="do_sample=True, temperature=0.5"))
+    assert main(["scan", "app", "--fail-on", "drift"]) == 1
+
+
+def test_run_scan_a_baseline_that_is_none_is_usage(folder: Path) -> None:
+    Path("other.json").write_text("[]")
+    assert main(["scan", "app", "--fail-on", "new", "--baseline", "other.json"]) == 2
+
+
+def test_run_scan_write_adds_sites_and_keeps_those_that_are_there(folder: Path) -> None:
+    Path("golden").mkdir()
+    own = {"mine": {"functions": ["app.a0:ask"], "backends": ["hf"]}}
+    Path("golden/sites.json").write_text(json.dumps(own))
+    assert main(["scan", "app", "--write"]) == 0
+    sites = json.loads(Path("golden/sites.json").read_text())
+    assert sites["mine"] == own["mine"]
+    assert sites["a1-ask"] == {"functions": ["a1:ask"]}
+
+
+def test_run_scan_html_is_one_page_without_scripts(folder: Path) -> None:
+    Path("app/a1.py").write_text(ASK.format(name="ask", settings="stop_strings=['<script>alert(1)</script>']"))
+    assert main(["scan", "app", "--html", "out.html"]) == 0
+    page = Path("out.html").read_text()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "class='odd'" in page

@@ -1,0 +1,236 @@
+"""The facts of a block, each with where it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, shown
+
+HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, pipeline\n"
+TOKENIZER = "tok = AutoTokenizer.from_pretrained('m')\n"
+ASK = "model.generate(**x, max_new_tokens=3)\n"
+UNSAID_DTYPE = "None <not said: the library (float32 before transformers 5, then the checkpoint's config.json)>"
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        ("from_pretrained('m')", UNSAID_DTYPE),
+        ("from_pretrained('m', torch_dtype=torch.bfloat16)", "bfloat16 <literal>"),
+        ("from_pretrained('m', dtype='auto')", "auto <literal>"),
+        ("from_pretrained('m', torch_dtype=torch.bfloat16).half()", "float16 <literal>"),
+        ("from_pretrained('m').to(torch.float16)", "float16 <literal>"),
+        ("from_pretrained('m').to('cuda', dtype=torch.float16)", "float16 <literal>"),
+        ("from_pretrained('m').to('cuda')", UNSAID_DTYPE),
+        ("from_pretrained('m', torch_dtype=torch.bfloat16 if x else torch.float16)", "None <computed>"),
+        ("from_pretrained('m', **model_kwargs)", "None <config>"),
+    ],
+)
+def test_dtype_is_what_holds_in_the_end(load: str, expected: str) -> None:
+    code = f"{HEAD}model = AutoModelForCausalLM.{load}\n{ASK}"
+    assert shown(facts_of(code)["dtype"]) == expected
+
+
+def test_dtype_a_cast_in_a_statement_counts() -> None:
+    assert fact_of_call("model.half()\n" + ASK, "dtype").value == "float16"
+
+
+def test_dtype_of_a_model_that_comes_from_elsewhere_is_not_said() -> None:
+    code = "def f(model, tok):\n    ids = tok('a').input_ids\n    return model.generate(ids, max_new_tokens=3)"
+    assert facts_of(code)["dtype"].source == "not said: whoever makes the argument model"
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "expected"),
+    [
+        ("device_map='auto'", "device", "auto <literal>"),
+        ("attn_implementation='sdpa'", "attn", "sdpa <literal>"),
+        ("use_flash_attention_2=True", "attn", "flash_attention_2 <literal>"),
+        ("trust_remote_code=True", "trust_remote_code", "True <literal>"),
+        ("load_in_8bit=True", "quantization", "load_in_8bit <literal>"),
+        ("quantization_config=BitsAndBytesConfig(load_in_4bit=True)", "quantization", "load_in_4bit <literal>"),
+        ("quantization_config=BitsAndBytesConfig(load_in_4bit=True) if q else None", "quantization", "None <computed>"),
+    ],
+)  # fmt: skip
+def test_load_settings_are_read(load: str, name: str, expected: str) -> None:
+    code = f"{HEAD}model = AutoModelForCausalLM.from_pretrained('m', {load})\n{ASK}"
+    assert shown(facts_of(code)[name]) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("tok = AutoTokenizer.from_pretrained('m', padding_side='left')", "left <literal>"),
+        (TOKENIZER + "tok.padding_side = 'left'", "left <literal>"),
+        (TOKENIZER + "setattr(tok, 'padding_side', 'left')", "left <literal>"),
+        (TOKENIZER, "None <not said: the checkpoint's tokenizer_config.json>"),
+    ],
+)
+def test_padding_side_is_that_of_the_tokenizer(code: str, expected: str) -> None:
+    code = f"{LOAD}{code}\nx = tok(['a', 'b'], padding=True, return_tensors='pt')\nout = {ASK}tok.batch_decode(out)"
+    assert shown(facts_of(code)["padding_side"]) == expected
+
+
+def test_padding_side_of_a_call_wins() -> None:
+    code = f"{LOAD}x = tokenizer(['a'], padding=True, padding_side='right')\n{ASK}"
+    assert facts_of(code)["padding_side"].value == "right"
+
+
+def test_padding_side_is_followed_through_a_loader() -> None:
+    code = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+def load(path):
+    tok = AutoTokenizer.from_pretrained(path)
+    tok.padding_side = "left"
+    return AutoModelForCausalLM.from_pretrained(path, dtype="float32"), tok
+class Runner:
+    def __init__(self, path):
+        self.model, self.tok = load(path)
+    def ask(self, texts):
+        x = self.tok(texts, padding=True, return_tensors="pt")
+        return self.tok.batch_decode(self.model.generate(**x, max_new_tokens=3))
+"""
+    facts = facts_of(code)
+    assert facts["padding_side"].value == "left"
+    assert facts["dtype"].value == "float32"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ids = tokenizer.apply_chat_template(m, add_generation_prompt=True)\nmodel.generate(ids)", "apply_chat_template"),
+        ("x = tokenizer(f'### Instruction:\\n{q}\\n### Response:')\nmodel.generate(**x)", "hand-written"),
+        ("x = tokenizer(f'Question: {q} Answer:')\nmodel.generate(**x)", "hand-written"),
+        ("x = tokenizer(q)\nmodel.generate(**x)", "none"),
+    ],
+)  # fmt: skip
+def test_template_is_how_the_prompt_is_rendered(code: str, expected: str) -> None:
+    assert fact_of_call(f"q = input()\n{code}", "template").value == expected
+
+
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [
+        ("", "None <not said: the chat template>"),
+        (", enable_thinking=False", "False <literal>"),
+        (", chat_template_kwargs={'enable_thinking': True}", "True <literal>"),
+        (", enable_thinking=thinking", "None <arg thinking>"),
+    ],
+)
+def test_enable_thinking_is_a_switch_of_the_template(switch: str, expected: str) -> None:
+    code = f"def f(m, thinking):\n    ids = tokenizer.apply_chat_template(m{switch})\n    return model.generate(ids)"
+    assert shown(fact_of_call(code, "enable_thinking")) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ("do_sample=True", "do_sample", "True <literal>"),
+        ("", "do_sample", "None <not said: the checkpoint's generation_config.json>"),
+        ("max_length=9", "max_new_tokens", "None <computed>"),
+        ("num_return_sequences=4", "n", "4 <literal>"),
+        ("stop_strings=['a']", "stop", "['a'] <literal>"),
+        ("eos_token_id=[1, 2]", "stop", "[1, 2] <literal>"),
+        ("repetition_penalty=1.1", "repetition_penalty", "1.1 <literal>"),
+    ],
+)
+def test_sampling_and_budget_are_read(given: str, name: str, expected: str) -> None:
+    assert shown(fact_of_call(f"model.generate(**inputs, {given})", name)) == expected
+
+
+VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ("SamplingParams(temperature=0)", "do_sample", "False <literal>"),
+        ("SamplingParams(temperature=0.5)", "do_sample", "True <literal>"),
+        ("SamplingParams()", "do_sample", "None <not said: vLLM (samples: temperature 1.0)>"),
+        ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
+        ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
+        ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("SamplingParams()", "dtype", "float16 <literal>"),
+    ],
+)
+def test_vllm_settings_are_read(given: str, name: str, expected: str) -> None:
+    assert shown(facts_of(f"{VLLM}llm.generate(['a'], {given})")[name]) == expected
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("tokenizer.decode(out[0, x.input_ids.shape[1]:], skip_special_tokens=True)", ("by_len", False, False)),
+        ("[o[len(i):] for i, o in zip(x.input_ids, out)]", ("by_len", False, False)),
+        ("tokenizer.decode(out[0])[len(q):].strip()", ("by_text", True, False)),
+        ("tokenizer.decode(out[0]).replace(q_prompt, '')", ("by_text", False, False)),
+        ("tokenizer.decode(out[0]).split('[/INST]')[-1]", ("by_text", False, False)),
+        ("tokenizer.decode(out[0]).split('\\n')[0]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[: t.find('###')].strip()", ("none", True, True)),
+        ("print(tokenizer.decode(out[0]))", ("none", False, False)),
+    ],
+)
+def test_result_is_followed_to_its_text(behind: str, expected: tuple[str, bool, bool]) -> None:
+    facts = facts_of(f"{LOAD}x = tokenizer(q)\nout = {ASK}{behind}")
+    assert (facts["prompt_slice"].value, facts["strip"].value, facts["cuts_by_hand"].value) == expected
+
+
+def test_result_is_followed_into_a_function_and_to_a_caller() -> None:
+    code = LOAD + """
+def clean(text):
+    return text.split("</s>")[0].strip()
+def run(x):
+    return model.generate(**x, max_new_tokens=3)
+def ask(q):
+    x = tokenizer(q)
+    out = run(x)
+    return clean(tokenizer.decode(out[0][x.input_ids.shape[1]:], skip_special_tokens=True))
+"""
+    facts = facts_of(code)
+    assert (facts["prompt_slice"].value, facts["skip_special_tokens"].value) == ("by_len", True)
+    assert (facts["strip"].value, facts["cuts_by_hand"].value) == (True, True)
+
+
+def test_streamer_says_how_it_decodes() -> None:
+    code = LOAD + """
+from threading import Thread
+from transformers import TextIteratorStreamer
+streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+Thread(target=model.generate, kwargs=dict(max_new_tokens=5, streamer=streamer)).start()
+"""
+    facts = facts_of(code)
+    assert facts["prompt_slice"].value == "by_len"
+    assert facts["skip_special_tokens"].value is True
+    assert facts["max_new_tokens"].value == 5
+
+
+def test_pipeline_takes_settings_from_its_construction_and_its_call() -> None:
+    code = HEAD + """
+pipe = pipeline("text-generation", model="m", torch_dtype=torch.float16, return_full_text=False, max_new_tokens=9)
+pipe(q, do_sample=False, batch_size=4)
+"""
+    facts = facts_of(code)
+    assert [facts[name].value for name in ("dtype", "max_new_tokens", "do_sample", "batch", "prompt_slice")] == [
+        "float16", 9, False, 4, "by_text",
+    ]  # fmt: skip
+
+
+def test_remote_chat_is_inside_the_checkpoint() -> None:
+    code = "from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\n"
+    facts = facts_of(code + "m.chat(tok, px, 'q', dict(max_new_tokens=3))")
+    assert facts["template"].source == facts["prompt_slice"].source == "inside the checkpoint's code"
+    assert facts["max_new_tokens"].value == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("AutoModelForCausalLM", "text"), ("AutoModelForSeq2SeqLM", "seq2seq"), ("AutoModelForImageTextToText", "vlm")],
+)
+def test_kind_is_that_of_the_class(name: str, kind: str) -> None:
+    code = f"from transformers import {name}\nmodel = {name}.from_pretrained('m')\n{ASK}"
+    assert block_of(code).kind == kind
+
+
+def test_seed_is_found_where_the_script_starts() -> None:
+    code = LOAD + "def f():\n    return model.generate(**x)\ndef main():\n    torch.manual_seed(7)\n    f()\n"
+    assert facts_of(code)["seed"].value == 7

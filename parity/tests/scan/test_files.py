@@ -1,0 +1,68 @@
+"""Which files are read, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parity.scan.files import find_files, source_of
+from parity.scan.scan import scan
+from parity.tests.scan.material import LOAD, scan_texts
+
+
+def notebook(*cells: str) -> str:
+    made = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["# title"]}, *made]}, indent=1)
+
+
+def test_find_files_vendored_folders_are_skipped_and_named(tmp_path: Path) -> None:
+    for folder in ("src", ".venv/lib", "node_modules/x", "build", "pkg.egg-info", ".git"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text("x = 1\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pyvenv.cfg").write_text("")
+    found = find_files([str(tmp_path)])
+    assert [Path(source.path).parent.name for source in found.sources] == ["src"]
+    names = {Path(folder).name for folder in found.skipped}
+    assert names == {".venv", "node_modules", "build", "pkg.egg-info", ".git", "mine"}
+
+
+def test_find_files_path_that_is_not_there_raises() -> None:
+    with pytest.raises(FileNotFoundError):
+        find_files(["no/such/folder"])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"def f(:\n", "line 1: "), (b"x = '\x00'\n", "null bytes"), (b"print 'python 2'\n", "line 1: ")],
+)
+def test_scan_file_that_does_not_parse_is_named_and_the_others_are_read(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
+    (tmp_path / "broken.py").write_bytes(content)
+    (tmp_path / "good.py").write_text(LOAD + "model.generate(max_new_tokens=3)\n")
+    found = scan([str(tmp_path)])
+    assert len(found.blocks) == 1
+    [source] = found.problems
+    assert source.path.endswith("broken.py") and problem in source.problem
+
+
+def test_scan_files_notebook_line_is_the_line_of_its_file() -> None:
+    text = notebook("!pip install x\n%matplotlib inline\n" + LOAD, "out = model.generate(**x, max_new_tokens=7)\n")
+    [block] = scan_texts({"nb.ipynb": text}).blocks
+    assert text.splitlines()[block.line - 1].strip().startswith('"out = model.generate(')
+    assert block.facts["max_new_tokens"].value == 7
+    assert block.block.module.source.cell(block.block.node.lineno) == 3
+
+
+@pytest.mark.parametrize("cell", ["%%bash\nls -l | head", "def f(:\n  ?", "%%time\n!nvidia-smi\nx = 1"])
+def test_scan_files_notebook_cell_that_is_no_python_costs_nothing_else(cell: str) -> None:
+    text = notebook(cell, LOAD, "model.generate(**x, max_new_tokens=7)")
+    assert len(scan_texts({"nb.ipynb": text}).blocks) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}'])
+def test_source_of_what_is_no_notebook_is_named(text: str) -> None:
+    assert source_of("nb.ipynb", text.encode()).problem
