@@ -38,7 +38,9 @@ def read_baseline(path: Path) -> Baseline:
             raise ValueError(f"version {found['version']}, expected {VERSION}")
         return Baseline(frozenset(found["blocks"]), frozenset(found["drifts"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no baseline of parity scan ({error}). Write it with --write-baseline") from error
+        raise ValueError(
+            f"{path} is no baseline of parity scan ({error}). Write it with --write-baseline"
+        ) from error
 
 
 def write_baseline(path: Path, scan: Scan) -> None:
@@ -51,7 +53,8 @@ def write_baseline(path: Path, scan: Scan) -> None:
 
 
 def write_sites(path: Path, blocks: Sequence[ScannedBlock]) -> tuple[int, int]:
-    """Add the sites of blocks to a sites.json; what is in it stays. Returns how many were added and were there.
+    """Add the sites of blocks to a sites.json; what is in it stays. Returns how many were added
+    and were there.
 
     Raises ValueError where the file is not an object."""
     known: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Where a model generates or scores: calls of generate and chat, pipelines, decode loops, log-likelihoods."""
+"""Where a model generates or scores: calls of generate and chat, pipelines, decode loops,
+log-likelihoods."""
 
 from __future__ import annotations
 
@@ -29,37 +30,61 @@ from parity.scan.values import (
     Value,
     options_of,
     plain,
+    symbol_name,
 )
 
 GENERATE = {
-    "generate", "stream_generate", "generate_stream", "greedy_search", "contrastive_search", "beam_search",
+    "generate", "stream_generate", "generate_stream", "greedy_search", "contrastive_search",
+    "beam_search",
     "assisted_decoding", "generate_batch",
 }  # fmt: skip
 CHAT = {"chat", "batch_chat", "stream_chat", "chat_stream", "beam_search", "multi_modal_chat"}
 HF_SETTINGS = {
-    "max_new_tokens", "do_sample", "num_beams", "input_ids", "attention_mask", "pad_token_id", "eos_token_id",
-    "stopping_criteria", "generation_config", "return_dict_in_generate", "num_return_sequences", "inputs_embeds",
-    "use_cache", "streamer", "output_scores", "logits_processor", "pixel_values", "synced_gpus", "max_length",
+    "max_new_tokens", "do_sample", "num_beams", "input_ids", "attention_mask", "pad_token_id",
+    "eos_token_id",
+    "stopping_criteria", "generation_config", "return_dict_in_generate", "num_return_sequences",
+    "inputs_embeds",
+    "use_cache", "streamer", "output_scores", "logits_processor", "pixel_values", "synced_gpus",
+    "max_length",
     "decoder_input_ids", "inputs",
 }  # fmt: skip
-MODEL_NAMES = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt|vlm|mllm|network|opt|t5)(_|$|\d)", re.IGNORECASE)
+MODEL_NAMES = re.compile(
+    r"(^|_)(model|llm|lm|llama|policy|backbone|gpt|vlm|mllm|network|opt|t5)(_|$|\d)", re.IGNORECASE
+)
 PIPE_NAMES = re.compile(r"pipe|generator|llm|chain", re.IGNORECASE)
 RUNS = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt2?|net)$", re.IGNORECASE)
 TRAINING = re.compile(
-    r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$|_forward$|prediction_step"
+    r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$"
+    r"|_forward$|prediction_step"
     r"|get_batch_loss|concatenated_forward|loss_fn|^step$|backward)"
 )
 CHOOSES = re.compile(r"argmax|multinomial|topk|sampl|^max$|choice|decode_token|next_token")
-LABELS = re.compile(r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"", re.I)
+LABELS = re.compile(
+    r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"",
+    re.I,
+)
 DECODES = {"decode", "batch_decode"}
-INVOKES = {"invoke", "run", "predict", "batch", "stream", "ainvoke", "arun", "generate", "apply", "complete", "chat"}
+INVOKES = {
+    "invoke",
+    "run",
+    "predict",
+    "batch",
+    "stream",
+    "ainvoke",
+    "arun",
+    "generate",
+    "apply",
+    "complete",
+    "chat",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """A place where a local model generates or scores.
 
-    library: "transformers", "vllm", "pipeline", "loop" or "score".   form: "generate", "chat", "call",
+    library: "transformers", "vllm", "pipeline", "loop" or "score".   form: "generate", "chat",
+    "call",
     "thread", "loop", "score", "beam_search".   settings: the keyword arguments.   thing: the model.
     receiver: the expression of the model, as written.
     """
@@ -159,31 +184,41 @@ class Finder:
 
     # == Methods ==
 
-    def method_block(self, call: ast.Call, function: ast.Attribute, at: ast.Call, scope: Scope) -> Block | None:
+    def method_block(
+        self, call: ast.Call, function: ast.Attribute, at: ast.Call, scope: Scope
+    ) -> Block | None:
         """`model.generate(...)`, `llm.chat(...)`, `chain.invoke(...)`."""
         thing = self.thing(function.value, scope)
         if thing.kind in ("langchain", "pipeline") and function.attr in INVOKES:
             return self.make(at, scope, "pipeline", "call", thing)
         if function.attr not in GENERATE | CHAT:
             return None
-        if is_super(function.value) or self.is_pass_through(call, scope):
-            return self.note(at, scope, "a wrapper that passes everything on")
-        if thing.own is not None and thing.own is scope.self_class and dotted_name(function.value) == scope.self_name:
-            return self.note(at, scope, f"inside the code of the model class {thing.own.name}")
-        own = self.own_method(function, scope)
-        if own is not None:
-            return self.note(at, scope, f"this repository's own {own.qualname}")
-        if thing.kind in LOOK_ALIKES:
-            return self.note(at, scope, f"{LOOK_ALIKES[thing.kind]}: {thing.name}")
-        library = self.library_of(call, function, thing, scope)
+        reason = self.reason_against(call, function, thing, scope)
+        library = "" if reason else self.library_of(call, function, thing, scope)
         if not library:
-            return self.note(at, scope, "an object of unknown kind, and nothing says that it is a model")
+            unknown = "an object of unknown kind, and nothing says that it is a model"
+            self.note(at, scope, reason or unknown)
+            return None
         form = function.attr if function.attr == "beam_search" else "generate"
         if function.attr in CHAT - {"beam_search"}:
             form = "chat"
-        if at is not call:
-            form = "thread"
-        return self.make(at, scope, library, form, thing, function)
+        return self.make(at, scope, library, form if at is call else "thread", thing, function)
+
+    def reason_against(
+        self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope
+    ) -> str:
+        """Why a call of generate or chat is no block; "" where nothing is against it."""
+        if is_super(function.value) or self.is_pass_through(call, scope):
+            return "a wrapper that passes everything on"
+        is_self = dotted_name(function.value) == scope.self_name
+        if thing.own is not None and thing.own is scope.self_class and is_self:
+            return f"inside the code of the model class {thing.own.name}"
+        own = self.own_method(function, scope)
+        if own is not None:
+            return f"this repository's own {own.qualname}"
+        if thing.kind in LOOK_ALIKES:
+            return f"{LOOK_ALIKES[thing.kind]}: {thing.name}"
+        return ""
 
     def own_method(self, function: ast.Attribute, scope: Scope) -> Scope | None:
         """The repository's own method that is called, where it is one."""
@@ -197,12 +232,12 @@ class Finder:
                 return own.methods[function.attr]
         return None
 
-    def library_of(self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope) -> str:
-        """The library of a call of generate or chat; "" where nothing says that a model is called."""
-        if thing.kind in ("model", "base"):
-            return "transformers"
-        if thing.kind == "vllm":
-            return "vllm"
+    def library_of(
+        self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope
+    ) -> str:
+        """The library of a call of generate or chat; "" where nothing tells of a model."""
+        if thing.kind in ("model", "base", "vllm"):
+            return "vllm" if thing.kind == "vllm" else "transformers"
         names = {keyword.arg for keyword in call.keywords if keyword.arg}
         receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
         if thing.kind == "own" and not names & HF_SETTINGS:
@@ -210,31 +245,41 @@ class Finder:
         if self.takes_sampling_params(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
-            is_remote = self.takes_tokenizer(call, scope) and MODEL_NAMES.search(receiver.rpartition(".")[2])
-            return "transformers" if is_remote else ""
-        if names & HF_SETTINGS or self.takes_inputs(call, scope):
-            return "transformers"
-        return "transformers" if self.is_decoded(call, receiver, scope) else ""
+            is_model = MODEL_NAMES.search(receiver.rpartition(".")[2]) is not None
+            is_hf = is_model and self.takes_tokenizer(call, scope)
+        else:
+            is_fed = bool(names & HF_SETTINGS) or self.takes_inputs(call, scope)
+            is_hf = is_fed or self.is_decoded(call, receiver, scope)
+        return "transformers" if is_hf else ""
 
     def takes_sampling_params(self, call: ast.Call, scope: Scope) -> bool:
-        nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"] + call.args[1:2]
-        for node in nodes:
+        nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
+        for node in [*nodes, *call.args[1:2]]:
             for option in options_of(self.evaluator.value(node, self.evaluator.frame(scope))):
                 inner = plain(option)
-                if isinstance(inner, Call) and isinstance(plain(inner.callee), Symbol):
-                    if plain(inner.callee).name.rpartition(".")[2] in ("SamplingParams", "BeamSearchParams"):  # type: ignore[attr-defined]
-                        return True
+                name = symbol_name(inner.callee) if isinstance(inner, Call) else ""
+                if name.rpartition(".")[2] in ("SamplingParams", "BeamSearchParams"):
+                    return True
         return False
 
     def takes_tokenizer(self, call: ast.Call, scope: Scope) -> bool:
-        for node in (*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "tokenizer")):
-            if "tokenizer" in dotted_name(node).lower() or self.thing(node, scope).kind == "tokenizer":
+        for node in (
+            *call.args[:1],
+            *(keyword.value for keyword in call.keywords if keyword.arg == "tokenizer"),
+        ):
+            if (
+                "tokenizer" in dotted_name(node).lower()
+                or self.thing(node, scope).kind == "tokenizer"
+            ):
                 return True
         return any(keyword.arg in ("msgs", "tokenizer") for keyword in call.keywords)
 
     def takes_inputs(self, call: ast.Call, scope: Scope) -> bool:
         """Whether a call is given what a tokenizer or a processor made."""
-        for node in [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg is None)]:
+        for node in [
+            *call.args[:1],
+            *(keyword.value for keyword in call.keywords if keyword.arg is None),
+        ]:
             value = self.evaluator.value(node, self.evaluator.frame(scope))
             if self.is_encoded(value):
                 return True
@@ -254,9 +299,10 @@ class Finder:
                     return True
                 if isinstance(callee, Member) and self.is_encoded(callee.base, depth + 1):
                     return True
-            elif isinstance(option, Member) and option.name in ("input_ids", "input_features", "pixel_values"):
-                return True
-            elif hasattr(option, "base") and self.is_encoded(option.base, depth + 1):
+            elif (
+                isinstance(option, Member)
+                and option.name in ("input_ids", "input_features", "pixel_values")
+            ) or (hasattr(option, "base") and self.is_encoded(option.base, depth + 1)):
                 return True
         return False
 
@@ -264,7 +310,10 @@ class Finder:
         """Whether a thing that is called a model gives what is decoded afterwards."""
         if not MODEL_NAMES.search(receiver.rpartition(".")[2]):
             return False
-        if any(keyword.arg in ("messages", "prompt", "prompts", "system_prompt") for keyword in call.keywords):
+        if any(
+            keyword.arg in ("messages", "prompt", "prompts", "system_prompt")
+            for keyword in call.keywords
+        ):
             return False
         after = [other for other in scope.calls if start_of(other) > start_of(call)]
         return any(isinstance(c.func, ast.Attribute) and c.func.attr in DECODES for c in after)
@@ -287,31 +336,41 @@ class Finder:
             return None
         keywords = [
             ast.keyword(None, keyword.value) for keyword in call.keywords if keyword.arg == "kwargs"
-        ] or [keyword for keyword in call.keywords if keyword.arg not in ("target", "args", "daemon", "name")]
+        ] or [
+            keyword
+            for keyword in call.keywords
+            if keyword.arg not in ("target", "args", "daemon", "name")
+        ]
         inner = ast.copy_location(ast.Call(target, [], keywords), call)
         return self.method_block(inner, target, call, scope)
 
     def called_object(self, call: ast.Call, scope: Scope) -> Block | None:
         """`pipe(...)`, `llm(...)` of LangChain."""
-        name = dotted_name(call.func)
-        if not name and not isinstance(call.func, (ast.Subscript, ast.Call)):
-            return None
-        if name and (name in scope.module.functions or name in scope.module.classes):
-            return None
-        if name and "." not in name and name not in scope.bindings and not self.is_variable(name, scope):
-            return None
-        if not self.has_pipelines(scope.module) and not PIPE_NAMES.search(name):
+        if not self.may_be_object(call, scope):
             return None
         thing = self.thing(call.func, scope)
         if thing.kind == "pipeline" or (thing.kind == "langchain" and call.args):
             return self.make(call, scope, "pipeline", "call", thing)
         if thing.kind == "classifier" and thing.task:
-            return self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
+            self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
         return None
+
+    def may_be_object(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether what is called may be a pipeline: a variable, in a file that tells of one."""
+        name = dotted_name(call.func)
+        if not name:
+            return isinstance(call.func, (ast.Subscript, ast.Call))
+        if name in scope.module.functions or name in scope.module.classes:
+            return False
+        if "." not in name and not self.is_variable(name, scope):
+            return False
+        return self.has_pipelines(scope.module) or PIPE_NAMES.search(name) is not None
 
     def has_pipelines(self, module: Module) -> bool:
         if module.path not in self.pipelines:
-            self.pipelines[module.path] = re.search(r"pipeline\(|\wPipeline\b", module.source.text) is not None
+            self.pipelines[module.path] = (
+                re.search(r"pipeline\(|\wPipeline\b", module.source.text) is not None
+            )
         return self.pipelines[module.path]
 
     @staticmethod
@@ -354,7 +413,8 @@ class Finder:
         return self.thing(function, scope)
 
     def is_forward(self, call: ast.Call, scope: Scope) -> bool:
-        """Whether a call runs a language model once, by what is loaded, or by its name and its arguments."""
+        """Whether a call runs a language model once, by what is loaded, or by its name and its
+        arguments."""
         name = dotted_name(call.func)
         last = name.rpartition(".")[2]
         if last in ("forward", "__call__"):
@@ -363,7 +423,10 @@ class Finder:
         if not RUNS.search(last) or last[:1].isupper():
             return False
         callee = self.evaluator.value(call.func, self.evaluator.frame(scope))
-        if any(isinstance(plain(option), (Function, Symbol, ClassValue)) for option in options_of(callee)):
+        if any(
+            isinstance(plain(option), (Function, Symbol, ClassValue))
+            for option in options_of(callee)
+        ):
             return False
         thing = self.forward_thing(call, scope)
         if thing.kind in ("model", "base"):
@@ -373,11 +436,16 @@ class Finder:
         if thing.kind != "unknown":
             return False
         names = {keyword.arg for keyword in call.keywords}
-        is_fed = bool(names & {"input_ids", "labels", "past_key_values", "inputs_embeds"}) or self.takes_inputs(call, scope)
-        return is_fed or "token" in scope.module.source.text and "input_ids" in function_text(scope)
+        is_fed = bool(
+            names & {"input_ids", "labels", "past_key_values", "inputs_embeds"}
+        ) or self.takes_inputs(call, scope)
+        return is_fed or (
+            "token" in scope.module.source.text and "input_ids" in function_text(scope)
+        )
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
-        """Whether a forward pass stands in a loop that chooses a token and gives it to the model again."""
+        """Whether a forward pass stands in a loop that chooses a token and gives it to the model
+        again."""
         position = start_of(call)
         for start, end in scope.loops:
             if start <= position <= end and self.feeds_itself(call, scope, (start, end)):
@@ -390,7 +458,12 @@ class Finder:
         """Whether what a call gives comes back to its arguments within a loop."""
         arguments = names_in(*call.args, *(keyword.value for keyword in call.keywords))
         function = dotted_name(call.func).partition(".")[0]
-        bindings = [b for group in scope.bindings.values() for b in group if loop[0] <= b.position <= loop[1]]
+        bindings = [
+            b
+            for group in scope.bindings.values()
+            for b in group
+            if loop[0] <= b.position <= loop[1]
+        ]
         bindings.sort(key=lambda binding: binding.position)
         reached = set[str]()
         for _ in range(2):
@@ -398,17 +471,24 @@ class Finder:
                 head = binding.name.partition(".")[0]
                 if binding.value is None or head == function:
                     continue
-                is_output = start_of(binding.value) <= start_of(call) and end_of(call) <= end_of(binding.value)
+                is_output = start_of(binding.value) <= start_of(call) and end_of(call) <= end_of(
+                    binding.value
+                )
                 if is_output or names_in(binding.value) & reached:
                     reached.add(head)
         return bool(reached & arguments)
 
     def is_read(self, scope: Scope, thing: Thing) -> bool:
-        """Whether a function reads probabilities or a loss out of a forward pass of a language model."""
+        """Whether a function reads probabilities or a loss out of a forward pass of a language
+        model."""
         text = function_text(scope)
-        if re.search(r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE):
+        if re.search(
+            r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE
+        ):
             return False
-        if re.search(r"log_?softmax", text, re.IGNORECASE) and re.search(r"gather|\blabels?\b|\[.*\]|max\(", text):
+        if re.search(r"log_?softmax", text, re.IGNORECASE) and re.search(
+            r"gather|\blabels?\b|\[.*\]|max\(", text
+        ):
             return True
         if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
             return True
@@ -424,7 +504,11 @@ class Finder:
         source = call
         if form == "thread":
             keywords = [keyword for keyword in call.keywords if keyword.arg == "kwargs"]
-            value = self.evaluator.value(keywords[0].value, self.evaluator.frame(scope)) if keywords else Dict({})
+            value = (
+                self.evaluator.value(keywords[0].value, self.evaluator.frame(scope))
+                if keywords
+                else Dict({})
+            )
             inner = plain(value)
             settings = inner if isinstance(inner, Dict) else Dict({}, (value,))
             if not keywords:
@@ -435,8 +519,11 @@ class Finder:
         return Block(scope.module, scope, call, library, form, settings, thing, receiver)
 
     def note(self, call: ast.Call, scope: Scope, reason: str) -> None:
+        """Remember a call that looks like a block. There is no block of it: None."""
         line = scope.module.source.line(call.lineno)
-        self.found.look_alikes.append(LookAlike(scope.module.path, line, ast.unparse(call.func)[:60], reason))
+        self.found.look_alikes.append(
+            LookAlike(scope.module.path, line, ast.unparse(call.func)[:60], reason)
+        )
 
 
 def deferred_target(call: ast.Call) -> ast.Attribute | None:
@@ -458,15 +545,22 @@ def is_super(node: ast.expr) -> bool:
 
 
 def has_optimizer(scope: Scope) -> bool:
-    return any(called_name(call) in ("backward", "zero_grad", "clip_grad_norm_") for call in scope.calls)
+    return any(
+        called_name(call) in ("backward", "zero_grad", "clip_grad_norm_") for call in scope.calls
+    )
 
 
 def is_training(scope: Scope) -> bool:
     """Whether a function trains, or is a part of a network."""
     if TRAINING.search(scope.name) or has_optimizer(scope):
         return True
-    bases = [dotted_name(base) for base in scope.owner.node.bases] if scope.owner is not None else []
-    return any(base.endswith(("Trainer", "nn.Module", "PreTrainedModel", "LightningModule")) for base in bases)
+    bases = (
+        [dotted_name(base) for base in scope.owner.node.bases] if scope.owner is not None else []
+    )
+    return any(
+        base.endswith(("Trainer", "nn.Module", "PreTrainedModel", "LightningModule"))
+        for base in bases
+    )
 
 
 def function_text(scope: Scope) -> str:

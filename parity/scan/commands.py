@@ -20,13 +20,15 @@ DRIFT = 1
 NOTHING_FOUND = 5
 EXAMPLE = """examples:
   python -m parity scan                                  the folder you are in
-  python -m parity scan src notebooks --html scan.html   two folders, and a page with the matrix of siblings
+  python -m parity scan src notebooks --html scan.html   two folders, and a page with the matrix of
+  siblings
   python -m parity scan --write                          golden/sites.json to begin with
-  python -m parity scan --write-baseline                 golden/scan.json, to be committed; then in CI:
+  python -m parity scan --write-baseline                 golden/scan.json, to be committed; then in
+  CI:
   python -m parity scan --fail-on new                    fails where a block was added
 
-exit codes: 0 blocks were found, and nothing that --fail-on asks for; 1 drift or a new block, as --fail-on asks;
-2 usage; 5 no block was found. A file that cannot be parsed is named and changes no exit code."""
+exit codes: 0 blocks were found, and nothing that --fail-on asks for; 1 drift or a new block, as
+--fail-on asks; 2 usage; 5 no block was found. A file that cannot be parsed is named and changes no exit code."""
 
 
 def run_scan(args: argparse.Namespace) -> int:
@@ -58,10 +60,16 @@ def say(args: argparse.Namespace, text: str) -> None:
 
 def baseline_for(args: argparse.Namespace, path: Path) -> Baseline:
     """The baseline; an empty one where there is none. Raises ValueError where one is needed."""
-    if args.write_baseline or not args.fail_on or (not path.exists() and args.fail_on == "drift" and not args.baseline):
+    if (
+        args.write_baseline
+        or not args.fail_on
+        or (not path.exists() and args.fail_on == "drift" and not args.baseline)
+    ):
         return Baseline(frozenset(), frozenset())
     if not path.exists():
-        raise ValueError(f"there is no baseline {path}; write one with `parity scan --write-baseline` and commit it")
+        raise ValueError(
+            f"there is no baseline {path}; write one with --write-baseline and commit it"
+        )
     return read_baseline(path)
 
 
@@ -79,7 +87,9 @@ def exit_code(args: argparse.Namespace, found: Scan, baseline: Baseline) -> int:
     if args.write_baseline or not args.fail_on:
         return 0
     if args.fail_on == "new":
-        news = [f"new block: {block.place} {block.function}" for block in baseline.new_blocks(found)]
+        news = [
+            f"new block: {block.place} {block.function}" for block in baseline.new_blocks(found)
+        ]
     else:
         news = [f"new drift: {finding.message}" for finding in baseline.new_drifts(found)]
     for line in news:
@@ -91,18 +101,47 @@ def add_scan(sub: Any) -> None:
     parser = sub.add_parser(
         "scan",
         help="which call sites a repository has, and how they have drifted; nothing is run",
-        description="Find every place where a repository generates or scores with a local model, what it sets, what it "
-        "leaves to the checkpoint or the library, and how copies of one block differ. Reads source only.",
+        description="Find every place where a repository generates or scores with a local model, "
+        "what it sets, what it leaves to the checkpoint or the library, and how copies of one "
+        "block differ. Reads source only.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help="files and folders, Python and notebooks (default: .)")
-    add("--all", action="store_true", help="show every finding, group and block, with its record line")
-    add("--json", nargs="?", const="-", metavar="FILE", help="the whole inventory as JSON (default: standard output)")
-    add("--html", type=file_to_write, metavar="FILE", help="one page with the matrix of each group of siblings")
+    add(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="files and folders, Python and notebooks (default: .)",
+    )
+    add(
+        "--all",
+        action="store_true",
+        help="show every finding, group and block, with its record line",
+    )
+    add(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="the whole inventory as JSON (default: standard output)",
+    )
+    add(
+        "--html",
+        type=file_to_write,
+        metavar="FILE",
+        help="one page with the matrix of each group of siblings",
+    )
     add("--write", action="store_true", help="add the sites to sites.json in the folder of goldens")
-    add("--fail-on", choices=("drift", "new"), help="exit with 1 for drift, or for blocks, that the baseline has not")
+    add(
+        "--fail-on",
+        choices=("drift", "new"),
+        help="exit with 1 for drift, or for blocks, that the baseline has not",
+    )
     add("--baseline", metavar="FILE", help="default: scan.json in the folder of goldens")
-    add("--write-baseline", action="store_true", help="write the baseline: what is there now is accepted")
+    add(
+        "--write-baseline",
+        action="store_true",
+        help="write the baseline: what is there now is accepted",
+    )
     parser.set_defaults(run=run_scan)

@@ -1,4 +1,5 @@
-"""Follows an expression to its value: through assignments in order, branches, dictionaries, arguments,
+"""Follows an expression to its value: through assignments in order, branches, dictionaries,
+arguments,
 attributes, imports and the repository's own functions. Nothing is run."""
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ class Reaching:
         leaving = {arm.number for arm in self.scope.arms if arm.branch is branch and arm.exits}
         return len(arms_seen[branch] | leaving) >= needed[0].arms
 
-    def carried(self, bindings: Sequence[Binding], found: list[Any]) -> list[tuple[Binding, list[Arm]]]:
+    def carried(
+        self, bindings: Sequence[Binding], found: list[Any]
+    ) -> list[tuple[Binding, list[Arm]]]:
         """Bindings further down in a loop around the use, where nothing above it binds the name."""
         if found:
             return []
@@ -163,7 +166,8 @@ class Evaluator:
         return self.once(("value", id(node), id(frame)), frame, lambda: visit(node, frame))
 
     def once(self, key: tuple[Any, ...], frame: Frame, compute: Callable[[], Value]) -> Value:
-        """A result that is kept. Where it needs itself, or is nested too deep, it is unknown there, and what was
+        """A result that is kept. Where it needs itself, or is nested too deep, it is unknown
+        there, and what was
         computed from that is not kept."""
         kept = self.kept.get(key)
         if kept is not None:
@@ -239,7 +243,11 @@ class Evaluator:
         return found
 
     def value_JoinedStr(self, node: ast.JoinedStr, frame: Frame) -> Value:
-        parts = [self.value(part.value, frame) for part in node.values if isinstance(part, ast.FormattedValue)]
+        parts = [
+            self.value(part.value, frame)
+            for part in node.values
+            if isinstance(part, ast.FormattedValue)
+        ]
         return Unknown(source_text(node), tuple(parts))
 
     def value_IfExp(self, node: ast.IfExp, frame: Frame) -> Value:
@@ -308,7 +316,9 @@ class Evaluator:
 
     def named(self, name: str, frame: Frame, position: Position) -> Value:
         """A dotted name where it is used, with all that was set on it before."""
-        return self.once(("name", name, id(frame), position), frame, lambda: self.changed(name, frame, position))
+        return self.once(
+            ("name", name, id(frame), position), frame, lambda: self.changed(name, frame, position)
+        )
 
     def changed(self, name: str, frame: Frame, position: Position) -> Value:
         scope = frame.scope
@@ -327,8 +337,11 @@ class Evaluator:
             return []
         return [binding for binding in scope.bindings[name] if binding.kind in BASES]
 
-    def chosen(self, found: list[tuple[Binding, list[Arm]]], name: str, frame: Frame, position: Position) -> Value:
-        """The value of reaching bindings, the latest first; what is bound where it was not given is a default."""
+    def chosen(
+        self, found: list[tuple[Binding, list[Arm]]], name: str, frame: Frame, position: Position
+    ) -> Value:
+        """The value of reaching bindings, the latest first; what is bound where it was not given
+        is a default."""
         values = [self.bound(binding, frame) for binding, _ in found]
         if found[-1][1] and name in frame.scope.parameters:
             values.append(self.outer(name, frame, position))
@@ -378,7 +391,8 @@ class Evaluator:
         return self.global_name(name, scope.module)
 
     def property_target(self, cls: Class, name: str) -> str:
-        """The attribute that a property gives back, as `model` does `self._model`; "" of anything else."""
+        """The attribute that a property gives back, as `model` does `self._model`; "" of anything
+        else."""
         for own in self.ancestors(cls):
             method = own.methods.get(name)
             if method is None or "property" not in method.decorators:
@@ -408,7 +422,9 @@ class Evaluator:
             getattr(arguments.vararg, "arg", ""),
             getattr(arguments.kwarg, "arg", ""),
         )
-        return Argument(scope, name, self.value(default, around) if default is not None else None, is_rest)
+        return Argument(
+            scope, name, self.value(default, around) if default is not None else None, is_rest
+        )
 
     def global_name(self, name: str, module: Module) -> Value:
         found = self.repository.member(module, name)
@@ -432,7 +448,9 @@ class Evaluator:
 
     # == What is done to an object ==
 
-    def with_effects(self, value: Value, name: str, frame: Frame, span: tuple[Position, Position]) -> Value:
+    def with_effects(
+        self, value: Value, name: str, frame: Frame, span: tuple[Position, Position]
+    ) -> Value:
         """A value with what a scope does to it by this name, within a span of positions."""
         scope = frame.scope
         if name not in scope.bindings and name not in scope.below:
@@ -449,11 +467,15 @@ class Evaluator:
             if binding.kind in ITEMS and binding.name == name:
                 value = self.with_item(value, binding, frame, needed)
             elif binding.kind == "call" and isinstance(binding.value, ast.Call):
-                effects.append(Effect(getattr(binding.value.func, "attr", ""), binding.value, frame))
+                effects.append(
+                    Effect(getattr(binding.value.func, "attr", ""), binding.value, frame)
+                )
             elif binding.kind in BASES and binding.name != name:
                 suffix = binding.name[len(name) + 1 :]
                 new = self.bound(binding, frame)
-                attributes[suffix] = self.conditional(attributes.get(suffix), new, needed, binding.name)
+                attributes[suffix] = self.conditional(
+                    attributes.get(suffix), new, needed, binding.name
+                )
         if attributes or effects:
             return Changed(value, attributes, tuple(effects))
         return value
@@ -489,7 +511,11 @@ class Evaluator:
         table = base if isinstance(base, Dict) else Dict({}, (value,))
         if binding.kind == "update":
             return merged(table, self.updated(binding, frame), is_sure=not needed)
-        is_known, key = literal_of(self.value(binding.key, frame)) if isinstance(binding.key, ast.expr) else (False, 0)
+        is_known, key = (
+            literal_of(self.value(binding.key, frame))
+            if isinstance(binding.key, ast.expr)
+            else (False, 0)
+        )
         if not is_known:
             if binding.kind == "pop":
                 return table
@@ -501,11 +527,19 @@ class Evaluator:
             new: Value = ABSENT if not needed else choose([ABSENT, old])
         elif binding.kind == "setdefault":
             default = self.value(binding.value, frame) if binding.value is not None else Unknown()
-            is_there = isinstance(plain(old), (Literal, Items, Dict, Argument, Call, Instance, Symbol))
-            new = old if is_there else default if isinstance(old, Absent) else Fallback(old, default)
+            is_there = isinstance(
+                plain(old), (Literal, Items, Dict, Argument, Call, Instance, Symbol)
+            )
+            new = (
+                old if is_there else default if isinstance(old, Absent) else Fallback(old, default)
+            )
         else:
             stored = self.value(binding.value, frame) if binding.value is not None else Unknown()
-            is_default = len(needed) == 1 and needed[0].test is not None and is_missing_test(needed[0].test, key)
+            is_default = (
+                len(needed) == 1
+                and needed[0].test is not None
+                and is_missing_test(needed[0].test, key)
+            )
             if is_default:
                 new = stored if isinstance(old, Absent) else Fallback(old, stored)
             else:
@@ -531,7 +565,9 @@ class Evaluator:
         if isinstance(base, Choice):
             return choose([self.attribute(option, name, inside) for option in base.options])
         if isinstance(base, Fallback):
-            return choose([self.attribute(option, name, inside) for option in (base.value, base.default)])
+            return choose(
+                [self.attribute(option, name, inside) for option in (base.value, base.default)]
+            )
         visit = getattr(self, f"attribute_of_{type(base).__name__}", None)
         if visit is not None:
             found: Value = visit(base, name)
@@ -544,7 +580,9 @@ class Evaluator:
             own = base.attributes[name]
             value = choose([value if isinstance(o, Absent) else o for o in options_of(own)])
         nested = {
-            key[len(name) + 1 :]: item for key, item in base.attributes.items() if key.startswith(f"{name}.")
+            key[len(name) + 1 :]: item
+            for key, item in base.attributes.items()
+            if key.startswith(f"{name}.")
         }
         return Changed(value, nested) if nested else value
 
@@ -575,7 +613,15 @@ class Evaluator:
             return found
         if found is None and cls is None:
             option = self.option_of(base.scope.module, name)
-            if option is not None and base.name in ("args", "opt", "opts", "options", "params", "parsed_args", "flags"):
+            if option is not None and base.name in (
+                "args",
+                "opt",
+                "opts",
+                "options",
+                "params",
+                "parsed_args",
+                "flags",
+            ):
                 return option
         return Member(base, name, found)
 
@@ -587,9 +633,17 @@ class Evaluator:
 
     def attribute_of_Item(self, base: Item, name: str) -> Value:
         callee = base.base.callee if isinstance(base.base, Call) else None
-        if isinstance(callee, Member) and callee.name.startswith("parse_") and isinstance(base.base, Call):
+        if (
+            isinstance(callee, Member)
+            and callee.name.startswith("parse_")
+            and isinstance(base.base, Call)
+        ):
             module = base.base.frame.scope.module
-            return self.option_of(module, name) or self.parsed_field(callee, base, name) or Option(name)
+            return (
+                self.option_of(module, name)
+                or self.parsed_field(callee, base, name)
+                or Option(name)
+            )
         return Member(base, name)
 
     def attribute_of_Symbol_flags(self, module: Module, name: str) -> Value:
@@ -659,7 +713,9 @@ class Evaluator:
     def defined_attribute(self, lineage: Sequence[Class], name: str, owner: Value) -> Value | None:
         for cls in lineage:
             method = cls.methods.get(name)
-            if method is not None and "property" in [word.rpartition(".")[2] for word in method.decorators]:
+            if method is not None and "property" in [
+                word.rpartition(".")[2] for word in method.decorators
+            ]:
                 return self.returned(method, {method.self_name: owner}, 0)
             if method is not None and "cached_property" in " ".join(method.decorators):
                 return self.returned(method, {method.self_name: owner}, 0)
@@ -679,9 +735,13 @@ class Evaluator:
         default = cls.fields[name][1]
         value = self.value(default, self.frame(cls.module.scope)) if default is not None else None
         if isinstance(value, Call) and value.node.keywords:
-            given = self.keywords(value.node, value.frame).entries  # of dataclasses.field, pydantic.Field
+            given = self.keywords(
+                value.node, value.frame
+            ).entries  # of dataclasses.field, pydantic.Field
             value = given.get("default")
-        if not cls.is_dataclass and not any("Model" in base or "Settings" in base for base in self.outer_bases(cls)):
+        if not cls.is_dataclass and not any(
+            "Model" in base or "Settings" in base for base in self.outer_bases(cls)
+        ):
             return value if value is not None else Option(name, None, is_argument=False)
         if isinstance(owner, Instance) and owner.node is not None and owner.frame is not None:
             given = self.keywords(owner.node, owner.frame).entries
@@ -711,7 +771,12 @@ class Evaluator:
 
     def method_frame(self, method: Scope, owner: Value) -> Frame:
         """The frame of a method; of `__init__`, with what the constructor was given."""
-        if method.name == "__init__" and isinstance(owner, Instance) and owner.node is not None and owner.frame:
+        if (
+            method.name == "__init__"
+            and isinstance(owner, Instance)
+            and owner.node is not None
+            and owner.frame
+        ):
             if owner.frame.depth < MAX_CALLS:
                 values = self.bind_arguments(method, owner.node, owner.frame, owner)
                 return Frame(method, values, owner.frame.depth + 1)
@@ -843,7 +908,7 @@ class Evaluator:
         return Fallback(value, default)
 
     def called(self, callee: Function, node: ast.Call, frame: Frame) -> Value:
-        """What a function of the repository returns, where that can be said; else the call itself."""
+        """What a function of the repository returns; the call itself where that is not known."""
         scope = callee.scope
         if scope.is_generator or not scope.returns or frame.depth >= MAX_CALLS:
             return Call(callee, node, frame)
@@ -864,7 +929,9 @@ class Evaluator:
         finally:
             self.active.discard(key)
 
-    def bind_arguments(self, scope: Scope, node: ast.Call, frame: Frame, bound: Value | None) -> dict[str, Any]:
+    def bind_arguments(
+        self, scope: Scope, node: ast.Call, frame: Frame, bound: Value | None
+    ) -> dict[str, Any]:
         """Which parameter is given what by a call."""
         found: dict[str, Any] = {}
         positional = list(scope.positional)
@@ -882,14 +949,18 @@ class Evaluator:
             elif keyword.arg in scope.parameters:
                 found[keyword.arg] = (keyword.value, frame)
             else:
-                extra = Dict({**extra.entries, keyword.arg: self.value(keyword.value, frame)}, extra.rest)
+                extra = Dict(
+                    {**extra.entries, keyword.arg: self.value(keyword.value, frame)}, extra.rest
+                )
         for name, value in extra.entries.items():
             if name in scope.parameters:
                 found.setdefault(name, value)
         if not extra.rest:
             self.bind_defaults(scope, found)
         if scope.keyword_rest:
-            kept = {key: value for key, value in extra.entries.items() if key not in scope.parameters}
+            kept = {
+                key: value for key, value in extra.entries.items() if key not in scope.parameters
+            }
             found[scope.keyword_rest] = Dict(kept, extra.rest)
         return found
 
@@ -899,7 +970,8 @@ class Evaluator:
             found.setdefault(name, (default, around))
 
     def keywords(self, node: ast.Call, frame: Frame) -> Dict:
-        """The keyword arguments of a call, `**` expanded. What is named cannot be among those of `**`."""
+        """The keyword arguments of a call, `**` expanded. What is named cannot be among those of
+        `**`."""
         found = Dict({})
         named: dict[str, Value] = {}
         for keyword in node.keywords:
@@ -938,7 +1010,11 @@ class Evaluator:
         """`add_argument("--name", default=...)`, `flags.DEFINE_float("name", 0.0, ...)`."""
         function = dotted_name(call.func) or getattr(call.func, "attr", "")
         last = function.rpartition(".")[2]
-        names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        names = [
+            arg.value
+            for arg in call.args
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+        ]
         if last.startswith("DEFINE_") and names and len(call.args) > 1:
             options[names[0]] = Option(names[0], self.value(call.args[1], self.frame(scope)))
             return
@@ -953,7 +1029,9 @@ class Evaluator:
         if "default" in given:
             default = self.value(given["default"], self.frame(scope))
         elif isinstance(given.get("action"), ast.Constant):
-            default = {"store_true": Literal(False), "store_false": Literal(True)}.get(given["action"].value)  # type: ignore[attr-defined]
+            default = {"store_true": Literal(False), "store_false": Literal(True)}.get(
+                given["action"].value
+            )  # type: ignore[attr-defined]
         options.setdefault(dest, Option(dest, default))
 
 
@@ -964,7 +1042,11 @@ def settings_by_name(value: Value, name: str) -> Value:
     root = value
     while isinstance(root, (Item, Element)):
         root = root.base
-    is_parsed = isinstance(root, Call) and isinstance(root.callee, Member) and root.callee.name.startswith("parse")
+    is_parsed = (
+        isinstance(root, Call)
+        and isinstance(root.callee, Member)
+        and root.callee.name.startswith("parse")
+    )
     if isinstance(value, (Item, Element, Unknown)) and not is_parsed:
         return Option(name, None, is_argument=False)
     return value
@@ -975,7 +1057,7 @@ def is_placeholder(value: Value) -> bool:
 
 
 def merged(table: Dict, value: Value, *, is_sure: bool = True) -> Dict:
-    """A dictionary after `{**table, **value}`.   is_sure: False where that happens in an arm only."""
+    """A dictionary after `{**table, **value}`.   is_sure: False where that may not happen."""
     options = [option for option in options_of(value) if not is_placeholder(option)]
     if len(options) > 1 and any(isinstance(plain(option), Dict) for option in options):
         is_sure = False
@@ -1017,7 +1099,9 @@ def annotation_names(annotation: ast.expr | None) -> list[str]:
     if isinstance(annotation, ast.BinOp):
         return annotation_names(annotation.left) + annotation_names(annotation.right)
     if isinstance(annotation, ast.Subscript):
-        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        inner = (
+            annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        )
         found = list[str]()
         for part in inner:
             found += annotation_names(part)
@@ -1027,7 +1111,8 @@ def annotation_names(annotation: ast.expr | None) -> list[str]:
 
 
 def is_missing_test(test: ast.expr, name: str) -> bool:
-    """Whether a test holds where a value was not given: `x is None`, `not x`, `"k" not in d`, `not hasattr(...)`."""
+    """Whether a test holds where a value was not given: `x is None`, `not x`, `"k" not in d`, `not
+    hasattr(...)`."""
     if isinstance(test, ast.BoolOp):
         return any(is_missing_test(part, name) for part in test.values)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -1037,7 +1122,11 @@ def is_missing_test(test: ast.expr, name: str) -> bool:
             return mentions(test.left, name)
         if isinstance(test.ops[0], (ast.Is, ast.Eq)):
             other = test.comparators[0]
-            return isinstance(other, ast.Constant) and other.value is None and mentions(test.left, name)
+            return (
+                isinstance(other, ast.Constant)
+                and other.value is None
+                and mentions(test.left, name)
+            )
     return False
 
 
@@ -1047,7 +1136,11 @@ def is_given_test(test: ast.expr, name: str) -> bool:
         return False
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
         other = test.comparators[0]
-        return isinstance(other, ast.Constant) and other.value is None and dotted_name(test.left) == name
+        return (
+            isinstance(other, ast.Constant)
+            and other.value is None
+            and dotted_name(test.left) == name
+        )
     return dotted_name(test) == name
 
 

@@ -40,27 +40,41 @@ from parity.scan.values import (
 )
 
 NAMES = (
-    "dtype", "attn", "device", "trust_remote_code", "quantization", "adapters", "padding_side", "pad_token",
-    "truncation", "template", "add_generation_prompt", "enable_thinking", "do_sample", "temperature", "top_p", "top_k",
-    "max_new_tokens", "num_beams", "n", "seed", "repetition_penalty", "stop", "skip_special_tokens", "prompt_slice",
+    "dtype", "attn", "device", "trust_remote_code", "quantization", "adapters", "padding_side",
+    "pad_token",
+    "truncation", "template", "add_generation_prompt", "enable_thinking", "do_sample",
+    "temperature", "top_p", "top_k",
+    "max_new_tokens", "num_beams", "n", "seed", "repetition_penalty", "stop",
+    "skip_special_tokens", "prompt_slice",
     "strip", "cuts_by_hand", "batch",
 )  # fmt: skip
 GENERATION_CONFIG = not_said("the checkpoint's generation_config.json")
 TOKENIZER_CONFIG = not_said("the checkpoint's tokenizer_config.json")
 NOTHING_GENERATED = not_said("nothing, no token is chosen here")
 HAND_WRITTEN = re.compile(
-    r"<\|im_start\|>|\[INST\]|### ?(Instruction|Response|Human|Assistant|Input)|USER:|ASSISTANT:|Human:|Assistant:"
-    r"|<\|user\|>|<\|assistant\|>|<start_of_turn>|<\|start_header_id\|>|<s>|<image>|<\|begin_of_text\|>|<\|image"
-    r"|get_conversation_template|conv_templates|\.get_prompt\(|append_message|get_conv_template|Conversation\("
-    r"|PromptTemplate|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
+    r"<\|im_start\|>|\[INST\]|### ?(Instruction|Response|Human|Assistant|Input)|USER:|ASSISTANT:"
+    r"|Human:|Assistant:|<\|user\|>|<\|assistant\|>|<start_of_turn>|<\|start_header_id\|>|<s>"
+    r"|<image>|<\|begin_of_text\|>|<\|image|get_conversation_template|conv_templates"
+    r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
+    r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
-SEEDS = re.compile(r"(^|\.)(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed)$")
+SEEDS = re.compile(
+    r"(^|\.)(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed)$"
+)
 VLM = re.compile(
-    r"Vision|VL|Llava|LLaVA|ImageText|Idefics|Video|Multimodal|Image|Qwen2_5_VL|Mllama|Gemma3ForCond|Fuyu|Blip|Kosmos"
+    r"Vision|VL|Llava|LLaVA|ImageText|Idefics|Video|Multimodal|Image|Qwen2_5_VL|Mllama"
+    r"|Gemma3ForCond|Fuyu|Blip|Kosmos"
 )
 SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
+ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
 DTYPE_METHODS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
-DTYPE_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "half": "float16", "float": "float32"}
+DTYPE_NAMES = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "half": "float16",
+    "float": "float32",
+}
 
 
 @dataclass(frozen=True)
@@ -114,12 +128,16 @@ class Surroundings:
         for _ in range(2):
             above = list[Scope]()
             for scope in level:
-                above += [caller for caller, _ in self.kinds.calls_of(scope, 4) if caller not in found]
+                above += [
+                    caller for caller, _ in self.kinds.calls_of(scope, 4) if caller not in found
+                ]
             found += above
             level = above
         return found[:8]
 
-    def calls(self, scopes: Sequence[Scope], accepts: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, Scope]]:
+    def calls(
+        self, scopes: Sequence[Scope], accepts: Callable[[ast.Call], bool]
+    ) -> Iterator[tuple[ast.Call, Scope]]:
         for scope in scopes:
             for call in sorted(scope.calls, key=start_of):
                 if accepts(call):
@@ -144,7 +162,8 @@ class Facts:
     # == Settings of the call ==
 
     def all_settings(self) -> Dict:
-        """The settings of a call: keywords over its configuration object over what was set on the model."""
+        """The settings of a call: keywords over its configuration object over what was set on the
+        model."""
         block = self.block
         given = block.settings
         if block.library == "vllm":
@@ -156,7 +175,9 @@ class Facts:
         if block.library == "pipeline":
             for load in block.thing.loads[:1]:
                 table = layered(table, load.settings)
-                inner = load.settings.entries.get("generation_config") or load.settings.entries.get("pipeline_kwargs")
+                inner = load.settings.entries.get("generation_config") or load.settings.entries.get(
+                    "pipeline_kwargs"
+                )
                 table = layered(table, self.config_of(inner)) if inner is not None else table
         if config is not None:
             table = layered(table, self.config_of(config))
@@ -166,24 +187,36 @@ class Facts:
         value = given.entries.get("sampling_params") or given.entries.get("params")
         position = 1 if self.block.form != "thread" else 0
         if value is None and len(self.block.node.args) > position:
-            value = self.evaluator.value(self.block.node.args[position], self.evaluator.frame(self.block.scope))
+            value = self.evaluator.value(
+                self.block.node.args[position], self.evaluator.frame(self.block.scope)
+            )
         self.has_sampling_params = value is not None
         return self.config_of(value) if value is not None else Dict({})
 
     def remote_config(self) -> Value | None:
-        """The generation settings among the positional arguments of `model.chat(tokenizer, pixels, question, config)`."""
+        """The generation settings among the positional arguments of `model.chat(tokenizer, pixels,
+        question, config)`."""
         frame = self.evaluator.frame(self.block.scope)
         for node in self.block.node.args[1:5]:
             value = self.evaluator.value(node, frame)
             inner = plain(value)
-            if isinstance(inner, Dict) or "config" in dotted_name(node) or "kwargs" in dotted_name(node):
+            if (
+                isinstance(inner, Dict)
+                or "config" in dotted_name(node)
+                or "kwargs" in dotted_name(node)
+            ):
                 return value
         return None
 
     def config_of(self, value: Value) -> Dict:
-        """The settings of a GenerationConfig, a SamplingParams or a dictionary, with what was set on it."""
+        """The settings of a GenerationConfig, a SamplingParams or a dictionary, with what was set
+        on it."""
         inner = plain(value)
-        if isinstance(inner, Argument) and not inner.is_rest and re.search(r"sampling|generation|config", inner.name):
+        if (
+            isinstance(inner, Argument)
+            and not inner.is_rest
+            and re.search(r"sampling|generation|config", inner.name)
+        ):
             given = self.kinds.given(inner.scope, inner.name)
             if len(given) == 1 and isinstance(plain(given[0]), Call):
                 value = Changed(given[0], getattr(value, "attributes", {}))
@@ -191,7 +224,10 @@ class Facts:
         if len(tables) == 1:
             return tables[0]
         keys = {key for table in tables for key in table.entries}
-        entries = {key: choose([table.entries.get(key, ABSENT) for table in tables]) for key in sorted(keys)}
+        entries = {
+            key: choose([table.entries.get(key, ABSENT) for table in tables])
+            for key in sorted(keys)
+        }
         rest = tuple(rest for table in tables for rest in table.rest)
         return Dict(entries, rest)
 
@@ -209,7 +245,9 @@ class Facts:
         entries = dict(table.entries)
         for key, item in set_later.items():
             before = entries.get(key) or (Item(table.rest[0], key) if table.rest else ABSENT)
-            entries[key] = choose([before if isinstance(option, Absent) else option for option in options_of(item)])
+            entries[key] = choose(
+                [before if isinstance(option, Absent) else option for option in options_of(item)]
+            )
         return Dict(entries, table.rest)
 
     def model_config(self) -> Dict:
@@ -254,7 +292,9 @@ class Facts:
             if isinstance(inner, Argument):
                 return Fact(None, f"arg {inner.name}", f"**{inner.name}")
             if isinstance(inner, Option):
-                return Fact(None, f"arg {inner.name}" if inner.is_argument else "config", f"**{inner.name}")
+                return Fact(
+                    None, f"arg {inner.name}" if inner.is_argument else "config", f"**{inner.name}"
+                )
             fact = fact_of(inner, GENERATION_CONFIG)
             return Fact(None, "config" if fact.source == "config" else "computed", f"**{fact.text}")
         return None
@@ -264,7 +304,9 @@ class Facts:
         for option in options_of(value):
             inner = plain(option)
             name = inner.name if isinstance(inner, (Argument, Option, Symbol)) else ""
-            if re.search(r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual", str(name)):
+            if re.search(
+                r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual", str(name)
+            ):
                 continue
             if isinstance(inner, (Call, Element, Unknown)) and self.is_encoded(inner):
                 continue
@@ -301,12 +343,22 @@ class Facts:
         known = [load for load in self.loads if load.call is not None or load.effects]
         if not known:
             argument = self.block.thing.argument
-            return not_said(f"whoever makes the argument {argument}" if argument else "whoever loads the model")
+            return not_said(
+                f"whoever makes the argument {argument}" if argument else "whoever loads the model"
+            )
         facts = []
         for load in known:
             found = read(load)
-            decides = not_said(f"{load.name}, which is not in this repository") if is_foreign(load) else unsaid
-            facts.append(found if isinstance(found, Fact) else fact_of(found, self.load_rest(load) or decides))
+            decides = (
+                not_said(f"{load.name}, which is not in this repository")
+                if is_foreign(load)
+                else unsaid
+            )
+            facts.append(
+                found
+                if isinstance(found, Fact)
+                else fact_of(found, self.load_rest(load) or decides)
+            )
         if all(fact == facts[0] for fact in facts):
             return facts[0]
         texts = list(dict.fromkeys(str(fact) for fact in facts))
@@ -320,14 +372,20 @@ class Facts:
             if isinstance(inner, Argument):
                 return Fact(None, f"arg {inner.name}", f"**{inner.name}")
             fact = fact_of(inner, GENERATION_CONFIG)
-            return Fact(None, fact.source if fact.is_said and not fact.is_literal else "computed", f"**{fact.text}")
+            return Fact(
+                None,
+                fact.source if fact.is_said and not fact.is_literal else "computed",
+                f"**{fact.text}",
+            )
         return None
 
     def from_load(self, load: Load, *names: str) -> Value | None:
         """A setting of a loader, also among `model_kwargs` of a pipeline."""
         for name in names:
             value = load.settings.entries.get(name)
-            if value is not None and not (isinstance(plain(value), Literal) and plain(value).value is None):  # type: ignore[attr-defined]
+            if value is not None and not (
+                isinstance(plain(value), Literal) and plain(value).value is None
+            ):  # type: ignore[attr-defined]
                 return value
         for nested in ("model_kwargs", "model_init_kwargs"):
             inner = load.settings.entries.get(nested)
@@ -343,7 +401,9 @@ class Facts:
         return None
 
     def read_dtype(self) -> Fact:
-        unsaid = not_said("the library (float32 before transformers 5, then the checkpoint's config.json)")
+        unsaid = not_said(
+            "the library (float32 before transformers 5, then the checkpoint's config.json)"
+        )
         if self.block.library == "vllm":
             unsaid = not_said("the checkpoint's config.json")
         return self.load_fact(self.dtype_of, unsaid)
@@ -357,7 +417,11 @@ class Facts:
                 value = cast
         if value is not None and isinstance(plain(value), Literal):
             name = plain(value).value  # type: ignore[attr-defined]
-            return literal(DTYPE_NAMES.get(name, str(name).removeprefix("torch.")) if name is not None else None)
+            return literal(
+                DTYPE_NAMES.get(name, str(name).removeprefix("torch."))
+                if name is not None
+                else None
+            )
         return value
 
     def cast_of(self, effect: Effect) -> Value | None:
@@ -372,7 +436,9 @@ class Facts:
             value = self.evaluator.value(node, effect.frame)
             for option in options_of(value):
                 inner = plain(option)
-                if isinstance(inner, Symbol) and re.search(r"(float|bfloat)\d+|\.half$|int8", inner.name):
+                if isinstance(inner, Symbol) and re.search(
+                    r"(float|bfloat)\d+|\.half$|int8", inner.name
+                ):
                     return value
             if "dtype" in dotted_name(node):
                 return value
@@ -420,7 +486,9 @@ class Facts:
         return None
 
     def read_trust_remote_code(self) -> Fact:
-        return self.load_fact(lambda load: self.from_load(load, "trust_remote_code"), not_said("the library (False)"))
+        return self.load_fact(
+            lambda load: self.from_load(load, "trust_remote_code"), not_said("the library (False)")
+        )
 
     def read_quantization(self) -> Fact:
         return self.load_fact(self.quantization_of, not_said("the checkpoint's config.json"))
@@ -445,11 +513,17 @@ class Facts:
         """What a quantization config asks for."""
         unsaid = not_said("the checkpoint's config.json")
         inner = plain(config)
-        settings = self.evaluator.keywords(inner.node, inner.frame).entries if isinstance(inner, Call) else {}
+        settings = (
+            self.evaluator.keywords(inner.node, inner.frame).entries
+            if isinstance(inner, Call)
+            else {}
+        )
         for name in ("load_in_4bit", "load_in_8bit", "bits"):
             if name in settings:
                 fact = fact_of(settings[name], unsaid)
-                return Fact(name if fact.value is True else fact.value, fact.source, f"{name}: {fact}")
+                return Fact(
+                    name if fact.value is True else fact.value, fact.source, f"{name}: {fact}"
+                )
         fact = fact_of(config, unsaid)
         return unsaid if fact.is_literal and fact.value is None else fact
 
@@ -468,8 +542,7 @@ class Facts:
         if not re.search(r"tok|proc|encode|apply_chat_template", name, re.IGNORECASE):
             return None
         function = call.func
-        if isinstance(function, ast.Attribute) and function.attr in ("encode", "batch_encode_plus", "encode_plus",
-                                                                     "apply_chat_template", "__call__"):  # fmt: skip
+        if isinstance(function, ast.Attribute) and function.attr in ENCODES:
             function = function.value
         thing = self.kinds.of(self.evaluator.value(function, self.evaluator.frame(scope)))
         if thing.kind in ("tokenizer", "processor"):
@@ -481,7 +554,8 @@ class Facts:
 
     @cached_property
     def encodings(self) -> list[Encoding]:
-        """Calls of tokenizers and processors near the block, the nearest first; those before it only."""
+        """Calls of tokenizers and processors near the block, the nearest first; those before it
+        only."""
         found = self.encodings_in(self.around.near)
         return found or self.encodings_in(self.around.callers)
 
@@ -504,7 +578,11 @@ class Facts:
         things = [encoding.thing for encoding in self.encodings]
         for call, scope in self.outcome.decodes:
             if isinstance(call.func, ast.Attribute):
-                things.append(self.kinds.of(self.evaluator.value(call.func.value, self.evaluator.frame(scope))))
+                things.append(
+                    self.kinds.of(
+                        self.evaluator.value(call.func.value, self.evaluator.frame(scope))
+                    )
+                )
         for load in self.loads[:1]:
             if self.block.library == "pipeline" and "tokenizer" in load.settings.entries:
                 things.append(self.kinds.of(load.settings.entries["tokenizer"]))
@@ -545,7 +623,9 @@ class Facts:
             own = self.set_in(scope, "padding_side")
             if own is not None:
                 return fact_of(own, TOKENIZER_CONFIG)
-        fact = self.tokenizer_fact(lambda load: attribute_of(load, "padding_side"), TOKENIZER_CONFIG)
+        fact = self.tokenizer_fact(
+            lambda load: attribute_of(load, "padding_side"), TOKENIZER_CONFIG
+        )
         if not fact.is_said and self.block.library == "pipeline":
             return self.pipeline_padding(fact)
         return fact
@@ -560,7 +640,9 @@ class Facts:
     def set_in(self, scope: Scope, attribute: str) -> Value | None:
         """What a function sets on some tokenizer before the block."""
         for name, bindings in scope.bindings.items():
-            if not name.endswith(f".{attribute}") or not re.search(r"tok|proc", name, re.IGNORECASE):
+            if not name.endswith(f".{attribute}") or not re.search(
+                r"tok|proc", name, re.IGNORECASE
+            ):
                 continue
             for binding in reversed(bindings):
                 is_late = scope is self.block.scope and binding.position > end_of(self.block.node)
@@ -579,7 +661,8 @@ class Facts:
             if own is not None:
                 return fact_of(own, TOKENIZER_CONFIG)
         return self.tokenizer_fact(
-            lambda load: attribute_of(load, "pad_token") or attribute_of(load, "pad_token_id"), TOKENIZER_CONFIG
+            lambda load: attribute_of(load, "pad_token") or attribute_of(load, "pad_token_id"),
+            TOKENIZER_CONFIG,
         )
 
     def read_truncation(self) -> Fact:
@@ -593,7 +676,11 @@ class Facts:
     @cached_property
     def template_call(self) -> tuple[ast.Call, Scope] | None:
         def renders(call: ast.Call) -> bool:
-            return called_name(call) in ("apply_chat_template", "apply_chat_template_batch", "render_chat")
+            return called_name(call) in (
+                "apply_chat_template",
+                "apply_chat_template_batch",
+                "render_chat",
+            )
 
         for scopes in (self.around.near, self.around.callers, self.caller_helpers):
             for call, scope in self.around.calls(scopes, renders):
@@ -625,7 +712,11 @@ class Facts:
             return literal("apply_chat_template")
         if block.library == "pipeline" and self.is_given_messages():
             return literal("apply_chat_template", "inside the pipeline")
-        texts = [function_text(scope) for scope in (*self.around.near, *self.around.callers) if scope.qualname]
+        texts = [
+            function_text(scope)
+            for scope in (*self.around.near, *self.around.callers)
+            if scope.qualname
+        ]
         if not self.block.scope.qualname:
             texts.append(function_text(self.block.scope))
         if any(HAND_WRITTEN.search(text) for text in texts):
@@ -683,11 +774,17 @@ class Facts:
             return fact_of(plain(nested).entries[name], unsaid)  # type: ignore[attr-defined]
         for rest in settings.rest:
             fact = fact_of(rest, unsaid)
-            return Fact(None, fact.source if fact.source.startswith("arg ") else "config", f"**{fact.text}")
+            return Fact(
+                None, fact.source if fact.source.startswith("arg ") else "config", f"**{fact.text}"
+            )
         return unsaid
 
     def read_add_generation_prompt(self) -> Fact:
-        default = "vLLM (True)" if self.block.library == "vllm" and self.block.form == "chat" else "the library (False)"
+        default = (
+            "vLLM (True)"
+            if self.block.library == "vllm" and self.block.form == "chat"
+            else "the library (False)"
+        )
         return self.template_setting("add_generation_prompt", not_said(default))
 
     def read_enable_thinking(self) -> Fact:
@@ -702,10 +799,14 @@ class Facts:
             return NOTHING_GENERATED
         if block.library == "loop":
             return not_said("the loop, which has none")
-        return REMOTE if block.is_remote and not self.settings.entries and not self.settings.rest else GENERATION_CONFIG
+        return (
+            REMOTE
+            if block.is_remote and not self.settings.entries and not self.settings.rest
+            else GENERATION_CONFIG
+        )
 
     def vllm_default(self, default: str) -> Fact:
-        """Without SamplingParams vLLM takes those of the checkpoint; with them, its own defaults."""
+        """Without SamplingParams vLLM takes those of the checkpoint, with them its defaults."""
         return not_said(f"vLLM ({default})") if self.has_sampling_params else GENERATION_CONFIG
 
     def sampling(self, default: str, *names: str) -> Fact:
@@ -721,7 +822,9 @@ class Facts:
         """A setting of a decode loop: a name of its own function."""
         scope = self.block.scope
         if name in scope.parameters or name in scope.bindings:
-            value = self.evaluator.named(name, self.evaluator.frame(scope), start_of(self.block.node))
+            value = self.evaluator.named(
+                name, self.evaluator.frame(scope), start_of(self.block.node)
+            )
             return fact_of(value, self.unsaid_setting)
         return self.unsaid_setting
 
@@ -751,7 +854,11 @@ class Facts:
         has_greedy = re.search(r"argmax|topk\([^)]*,\s*1|\.max\(", text) is not None
         if has_sample and has_greedy:
             return Fact(None, "computed", "argmax or multinomial")
-        return literal(has_sample) if has_sample or has_greedy else Fact(None, "computed", "a sampler of its own")
+        return (
+            literal(has_sample)
+            if has_sample or has_greedy
+            else Fact(None, "computed", "a sampler of its own")
+        )
 
     def read_temperature(self) -> Fact:
         return self.sampling("1.0", "temperature")
@@ -780,7 +887,15 @@ class Facts:
         return fact
 
     def loop_budget(self) -> Fact:
-        for name in ("max_new_tokens", "max_tokens", "max_steps", "max_gen_len", "max_new_token", "max_length", "steps"):
+        for name in (
+            "max_new_tokens",
+            "max_tokens",
+            "max_steps",
+            "max_gen_len",
+            "max_new_token",
+            "max_length",
+            "steps",
+        ):
             fact = self.loop_setting(name)
             if fact.is_said:
                 return fact
@@ -795,7 +910,11 @@ class Facts:
         default = not_said("the library (1)")
         if self.block.library in ("score", "loop"):
             return NOTHING_GENERATED if self.block.library == "score" else default
-        fact = self.setting(default, "n") if self.block.library == "vllm" else self.setting(default, "num_return_sequences")
+        fact = (
+            self.setting(default, "n")
+            if self.block.library == "vllm"
+            else self.setting(default, "num_return_sequences")
+        )
         return fact
 
     def read_seed(self) -> Fact:
@@ -809,11 +928,19 @@ class Facts:
         cls = self.block.scope.self_class
         if cls is not None:
             scopes += list(cls.methods.values())
-        scopes += [scope for scope in self.block.module.scopes if scope.name in ("", "main", "setup", "run", "__init__")]
-        for call, scope in self.around.calls(scopes, lambda call: bool(SEEDS.search(dotted_name(call.func)))):
+        scopes += [
+            scope
+            for scope in self.block.module.scopes
+            if scope.name in ("", "main", "setup", "run", "__init__")
+        ]
+        for call, scope in self.around.calls(
+            scopes, lambda call: bool(SEEDS.search(dotted_name(call.func)))
+        ):
             if call.args or call.keywords:
                 node = call.args[0] if call.args else call.keywords[0].value
-                return fact_of(self.evaluator.value(node, self.evaluator.frame(scope)), not_said("nobody"))
+                return fact_of(
+                    self.evaluator.value(node, self.evaluator.frame(scope)), not_said("nobody")
+                )
         return not_said("nobody: the global generator as it stands")
 
     def read_stop(self) -> Fact:
@@ -826,7 +953,13 @@ class Facts:
             return texts if texts.is_said else self.setting(unsaid, "stop_token_ids")
         if block.library == "loop":
             return self.loop_stop()
-        for name in ("stop_strings", "stopping_criteria", "stop_sequence", "eos_token_id", "forced_eos_token_id"):
+        for name in (
+            "stop_strings",
+            "stopping_criteria",
+            "stop_sequence",
+            "eos_token_id",
+            "forced_eos_token_id",
+        ):
             if name in self.settings.entries:
                 fact = self.setting(self.unsaid_setting, name)
                 if fact.is_said:
@@ -875,7 +1008,11 @@ class Facts:
             if isinstance(inner, Call):
                 settings = self.evaluator.keywords(inner.node, inner.frame)
                 default = not_said("the library (False)")
-                if name == "skip_prompt" and name not in settings.entries and len(inner.node.args) > 1:
+                if (
+                    name == "skip_prompt"
+                    and name not in settings.entries
+                    and len(inner.node.args) > 1
+                ):
                     return fact_of(self.evaluator.value(inner.node.args[1], inner.frame), default)
                 return fact_of(settings.entries.get(name), default)
         return None
@@ -922,7 +1059,9 @@ class Facts:
         if block.library == "vllm":
             return self.batch_of_prompts()
         padding = self.encoding_setting("padding")
-        is_padded = padding is not None and not (isinstance(plain(padding), Literal) and plain(padding).value in (False, None))  # type: ignore[attr-defined]
+        is_padded = padding is not None and not (
+            isinstance(plain(padding), Literal) and plain(padding).value in (False, None)
+        )  # type: ignore[attr-defined]
         if self.outcome.is_indexed and not self.outcome.is_looped and not self.takes_list():
             return literal(1)
         if is_padded and self.takes_list():
@@ -940,10 +1079,16 @@ class Facts:
         scope: Scope | None = self.block.scope
         pattern = re.compile(r"(^|[._])(batch_size|batch_size_per_gpu|bs|bsz|batchsize)$")
         while scope is not None and scope.qualname:
-            names = {dotted_name(node) for node in ast.walk(scope.node) if isinstance(node, (ast.Name, ast.Attribute))}
+            names = {
+                dotted_name(node)
+                for node in ast.walk(scope.node)
+                if isinstance(node, (ast.Name, ast.Attribute))
+            }
             for name in sorted(names):
                 if pattern.search(name):
-                    value = self.evaluator.named(name, self.evaluator.frame(scope), start_of(self.block.node))
+                    value = self.evaluator.named(
+                        name, self.evaluator.frame(scope), start_of(self.block.node)
+                    )
                     fact = fact_of(value, not_said("nobody"))
                     if fact.is_said and (fact.value is not None or fact.source != "computed"):
                         return fact
@@ -952,10 +1097,18 @@ class Facts:
 
     def batch_of_prompts(self) -> Fact:
         nodes = [*self.block.node.args[:1]]
-        nodes += [keyword.value for keyword in self.block.node.keywords if keyword.arg in ("prompts", "messages", "inputs")]
+        nodes += [
+            keyword.value
+            for keyword in self.block.node.keywords
+            if keyword.arg in ("prompts", "messages", "inputs")
+        ]
         for node in nodes:
             value = plain(self.evaluator.value(node, self.evaluator.frame(self.block.scope)))
-            if isinstance(value, Items) and len(value.items) == 1 and not is_message(value.items[0]):
+            if (
+                isinstance(value, Items)
+                and len(value.items) == 1
+                and not is_message(value.items[0])
+            ):
                 return literal(1)
         return Fact(None, "computed", "as many as are given")
 
@@ -963,14 +1116,21 @@ class Facts:
         """Whether what is encoded is a list of several."""
         for encoding in self.encodings[:1]:
             nodes = [*encoding.node.args[:1]]
-            nodes += [k.value for k in encoding.node.keywords if k.arg in ("text", "texts", "images", "prompt")]
+            nodes += [
+                k.value
+                for k in encoding.node.keywords
+                if k.arg in ("text", "texts", "images", "prompt")
+            ]
             for node in nodes:
                 value = plain(self.evaluator.value(node, self.evaluator.frame(encoding.scope)))
                 if isinstance(value, Items):
                     return len(value.items) > 1
                 if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
                     return True
-                if re.search(r"(prompts|texts|inputs|questions|batch\w*|contexts|sentences|examples|chats)$", dotted_name(node)):
+                if re.search(
+                    r"(prompts|texts|inputs|questions|batch\w*|contexts|sentences|examples|chats)$",
+                    dotted_name(node),
+                ):
                     return True
         return False
 
@@ -1014,12 +1174,17 @@ def is_config_call(value: Call) -> bool:
     name = callee.name if isinstance(callee, (Symbol, Member)) else ""
     if isinstance(callee, Symbol) and name.rpartition(".")[2].startswith("from_"):
         return True
-    return name.rpartition(".")[2].endswith(("Config", "Params", "from_pretrained", "from_optional"))
+    return name.rpartition(".")[2].endswith(
+        ("Config", "Params", "from_pretrained", "from_optional")
+    )
 
 
 def is_dtype(value: Value) -> bool:
     inner = plain(value)
-    return isinstance(inner, Symbol) and re.search(r"float\d+|bfloat16|half|int8", inner.name) is not None
+    return (
+        isinstance(inner, Symbol)
+        and re.search(r"float\d+|bfloat16|half|int8", inner.name) is not None
+    )
 
 
 def attribute_of(load: Load, name: str) -> Value | None:
@@ -1055,12 +1220,15 @@ def kind_of(block: Block) -> str:
     if re.search(r"Whisper|Audio|Speech", names):
         return "audio"
     settings = set(block.settings.entries)
-    is_vlm = VLM.search(names) or settings & {"pixel_values", "images", "image_sizes", "pixel_values_videos"}
+    is_vlm = VLM.search(names) or settings & {
+        "pixel_values",
+        "images",
+        "image_sizes",
+        "pixel_values_videos",
+    }
     if is_vlm or "image" in block.thing.task:
         return "vlm"
     text = function_text(block.scope) if block.scope.qualname else ""
     if re.search(r"pixel_values|images=|process_vision_info|videos=|image_sizes", text):
         return "vlm"
     return "seq2seq" if SEQ2SEQ.search(names) else "text"
-
-

@@ -1,4 +1,5 @@
-"""The files of a scan: which are read, and their source. Notebooks become one module of their code cells."""
+"""The files of a scan: which are read, and their source. Notebooks become one module of their code
+cells."""
 
 from __future__ import annotations
 
@@ -17,17 +18,25 @@ SKIPPED = {  # folders that hold other people's code, or copies of one's own
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".eggs",
 }  # fmt: skip
 SINK_WORDS = (  # a file without any of them calls no model
-    ".generate", "generate_stream", "stream_generate", "generate_batch", "chat", "ipeline", "pipe(", "logits",
+    ".generate", "generate_stream", "stream_generate", "generate_batch", "chat", "ipeline",
+    "pipe(", "logits",
     "beam_search", "_search(", ".loss", "invoke(", "log_softmax", "logprob", "log_prob",
 )  # fmt: skip
-LOADERS = ("from_pretrained", "LLM(", "load_model", "load_pretrained_model")  # and none of these loads one
+LOADERS = (
+    "from_pretrained",
+    "LLM(",
+    "load_model",
+    "load_pretrained_model",
+)  # and none of these loads one
 MAGIC = re.compile(r"^\s*(?:[!%?]|\w+\s*\?)")  # of IPython: no Python
 
 
 @dataclass
 class Source:
-    """A Python file or a notebook.   path: as shown.   lines, cells: of a notebook, the line in its file
-    and the cell for each line of the code.   problem: why it was not read. The tree is there after `parse`."""
+    """A Python file or a notebook.   path: as shown.   lines, cells: of a notebook, the line in
+    its file
+    and the cell for each line of the code.   problem: why it was not read. The tree is there after
+    `parse`."""
 
     path: str
     text: str = ""
@@ -91,12 +100,12 @@ def walk(root: str, skipped: list[str]) -> Iterator[str]:
 
 
 def find_files(paths: Sequence[str]) -> Found:
-    """Read the files of paths, each once. Raises FileNotFoundError for a path that is not there."""
+    """Read the files of paths, each once. Raises ValueError for a path that is not there."""
     found = Found()
     names = dict[str, None]()
     for path in paths:
         if not os.path.exists(path):
-            raise FileNotFoundError(2, "there is no such file or folder", path)
+            raise ValueError(f"there is no file or folder {path}; check its path")
         if os.path.isdir(path):
             names.update(dict.fromkeys(walk(path, found.skipped)))
         else:
@@ -134,7 +143,9 @@ def parse(source: Source) -> None:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes of the user's code are not ours to report
+            warnings.simplefilter(
+                "ignore"
+            )  # invalid escapes of the user's code are not ours to report
             source.tree = ast.parse(source.text if source.is_notebook else source.data, source.path)
     except SyntaxError as error:
         line = source.line(error.lineno) if error.lineno else 0
@@ -147,7 +158,8 @@ def parse(source: Source) -> None:
 
 
 def notebook_code(text: str) -> tuple[str, list[int], list[int]]:
-    """The code of a notebook's cells as one module; for each of its lines the line in the notebook's file
+    """The code of a notebook's cells as one module; for each of its lines the line in the
+    notebook's file
     and the number of its cell. Raises ValueError for what is no notebook."""
     book = json.loads(text)
     cells = book.get("cells") if isinstance(book, dict) else None
@@ -170,7 +182,8 @@ def notebook_code(text: str) -> tuple[str, list[int], list[int]]:
 
 
 def cell_lines(cell: dict[str, object]) -> list[str]:
-    """The lines of a cell; one that Python cannot read becomes comments, so that the others keep their lines."""
+    """The lines of a cell; one that Python cannot read becomes comments, so that the others keep
+    their lines."""
     source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
     lines = text.split("\n")
@@ -194,7 +207,8 @@ def plain_line(line: str) -> str:
 
 
 def find_line(raw: Sequence[str], line: str, start: int) -> int:
-    """Where a line of code stands in the notebook's JSON, at or behind `start`; `start` where it is not found."""
+    """Where a line of code stands in the notebook's JSON, at or behind `start`; `start` where it
+    is not found."""
     plain = line.partition("pass  # ")[2] if line.lstrip().startswith("pass  # ") else line
     if not plain.strip():
         return start

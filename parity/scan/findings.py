@@ -16,16 +16,20 @@ from parity.scan.site import ScannedBlock
 from parity.scan.values import Literal, plain
 
 DRIFT_HARM = {
-    "do_sample": 90, "enable_thinking": 78, "padding_side": 74, "template": 72, "temperature": 66, "dtype": 56,
-    "max_new_tokens": 54, "skip_special_tokens": 52, "repetition_penalty": 50, "prompt_slice": 48, "stop": 46,
-    "num_beams": 45, "top_p": 44, "top_k": 42, "add_generation_prompt": 60, "quantization": 40, "truncation": 36,
+    "do_sample": 90, "enable_thinking": 78, "padding_side": 74, "template": 72, "temperature": 66,
+    "dtype": 56,
+    "max_new_tokens": 54, "skip_special_tokens": 52, "repetition_penalty": 50, "prompt_slice": 48,
+    "stop": 46,
+    "num_beams": 45, "top_p": 44, "top_k": 42, "add_generation_prompt": 60, "quantization": 40,
+    "truncation": 36,
     "cuts_by_hand": 34, "strip": 32, "n": 30, "attn": 26, "trust_remote_code": 12, "pad_token": 10,
 }  # fmt: skip
 
 
 @dataclass
 class Finding:
-    """rule: its name. harm: 1 to 100. places: "file:line" of the blocks. key: its name in a baseline."""
+    """rule: its name. harm: 1 to 100. places: "file:line" of the blocks. key: its name in a
+    baseline."""
 
     rule: str
     harm: int
@@ -63,8 +67,16 @@ def is_batched(block: ScannedBlock) -> bool:
 
 
 def pads_on_unsaid_side(block: ScannedBlock, facts: Facts) -> bool:
-    is_causal = block.library == "transformers" and block.kind in ("text", "vlm") and not block.block.is_remote
-    return is_causal and is_batched(block) and block.facts["padding_side"].source.startswith("not said")
+    is_causal = (
+        block.library == "transformers"
+        and block.kind in ("text", "vlm")
+        and not block.block.is_remote
+    )
+    return (
+        is_causal
+        and is_batched(block)
+        and block.facts["padding_side"].source.startswith("not said")
+    )
 
 
 def pads_right(block: ScannedBlock, facts: Facts) -> bool:
@@ -91,7 +103,11 @@ def has_undecided_temperature(block: ScannedBlock, facts: Facts) -> bool:
 
 
 def samples_at_zero(block: ScannedBlock, facts: Facts) -> bool:
-    return is_hf(block) and block.facts["do_sample"].value is True and number(block.facts["temperature"]) == 0
+    return (
+        is_hf(block)
+        and block.facts["do_sample"].value is True
+        and number(block.facts["temperature"]) == 0
+    )
 
 
 def narrows_nothing(block: ScannedBlock, facts: Facts) -> bool:
@@ -105,7 +121,12 @@ def narrows_nothing(block: ScannedBlock, facts: Facts) -> bool:
 
 def has_hidden_top_k(block: ScannedBlock, facts: Facts) -> bool:
     sample = block.facts["do_sample"]
-    return is_hf(block) and sample.value is True and sample.is_literal and block.facts["top_k"].source.startswith("not said")
+    return (
+        is_hf(block)
+        and sample.value is True
+        and sample.is_literal
+        and block.facts["top_k"].source.startswith("not said")
+    )
 
 
 def has_default_budget(block: ScannedBlock, facts: Facts) -> bool:
@@ -124,7 +145,9 @@ def counts_prompt(block: ScannedBlock, facts: Facts) -> bool:
 def renders_without_opening(block: ScannedBlock, facts: Facts) -> bool:
     """A chat template without the header of the answer."""
     fact = block.facts["add_generation_prompt"]
-    is_off = fact.source == "not said: the library (False)" or (fact.is_literal and fact.value is False)
+    is_off = fact.source == "not said: the library (False)" or (
+        fact.is_literal and fact.value is False
+    )
     call = facts.template_call
     if call is None or not is_off or block.library not in ("transformers", "vllm"):
         return False
@@ -135,7 +158,11 @@ def renders_without_opening(block: ScannedBlock, facts: Facts) -> bool:
 def doubles_bos(block: ScannedBlock, facts: Facts) -> bool:
     """A rendered chat, which has its BOS, is given to something that adds one."""
     call = facts.template_call
-    if call is None or block.kind not in ("text", "vlm") or "tokenize" not in {k.arg for k in call[0].keywords}:
+    if (
+        call is None
+        or block.kind not in ("text", "vlm")
+        or "tokenize" not in {k.arg for k in call[0].keywords}
+    ):
         return False
     settings = facts.evaluator.keywords(call[0], facts.evaluator.frame(call[1])).entries
     if plain_value(settings.get("tokenize")) is not False or call[1] not in facts.around.near:
@@ -144,8 +171,14 @@ def doubles_bos(block: ScannedBlock, facts: Facts) -> bool:
         return block.block.form == "generate"
     if block.library != "transformers":
         return False
-    later = [e for e in facts.encodings if called_name(e.node) != "apply_chat_template" and e.thing.kind != "processor"]
-    return bool(later) and all("add_special_tokens" not in encoding.settings.entries for encoding in later)
+    later = [
+        e
+        for e in facts.encodings
+        if called_name(e.node) != "apply_chat_template" and e.thing.kind != "processor"
+    ]
+    return bool(later) and all(
+        "add_special_tokens" not in encoding.settings.entries for encoding in later
+    )
 
 
 def plain_value(value: object) -> object:
@@ -154,7 +187,10 @@ def plain_value(value: object) -> object:
 
 
 def keeps_special_tokens(block: ScannedBlock, facts: Facts) -> bool:
-    return block.library == "transformers" and block.facts["skip_special_tokens"].source == "not said: the library (False)"
+    return (
+        block.library == "transformers"
+        and block.facts["skip_special_tokens"].source == "not said: the library (False)"
+    )
 
 
 def slices_text(block: ScannedBlock, facts: Facts) -> bool:
@@ -169,7 +205,12 @@ def casts_after_load(block: ScannedBlock, facts: Facts) -> bool:
         if first is None or not casts:
             continue
         before, after = fact_of(first, not_said("")), fact_of(casts[-1], not_said(""))
-        if before.is_literal and after.is_literal and before.value != after.value and before.value != "auto":
+        if (
+            before.is_literal
+            and after.is_literal
+            and before.value != after.value
+            and before.value != "auto"
+        ):
             return True
     return False
 
@@ -184,7 +225,11 @@ def casts_tokenizer(block: ScannedBlock, facts: Facts) -> bool:
 def has_idle_criterion(block: ScannedBlock, facts: Facts) -> bool:
     """A stopping criterion is built in the function and not used."""
     scope = block.block.scope
-    if block.library != "transformers" or not scope.qualname or "riteria" not in function_text(scope):
+    if (
+        block.library != "transformers"
+        or not scope.qualname
+        or "riteria" not in function_text(scope)
+    ):
         return False
     for name, bindings in scope.bindings.items():
         for binding in bindings:
@@ -204,13 +249,22 @@ def is_used(name: str, block: ScannedBlock, since: tuple[int, int]) -> bool:
 
 def samples_unseeded(block: ScannedBlock, facts: Facts) -> bool:
     sample = block.facts["do_sample"]
-    return sample.is_literal and sample.value is True and block.facts["seed"].source.startswith("not said")
+    return (
+        sample.is_literal
+        and sample.value is True
+        and block.facts["seed"].source.startswith("not said")
+    )
 
 
 def gives_no_mask(block: ScannedBlock, facts: Facts) -> bool:
     """Ids alone, of a padded batch."""
     call = block.block.node
-    if block.library != "transformers" or not is_batched(block) or block.block.is_remote or block.kind == "seq2seq":
+    if (
+        block.library != "transformers"
+        or not is_batched(block)
+        or block.block.is_remote
+        or block.kind == "seq2seq"
+    ):
         return False
     names = {keyword.arg for keyword in call.keywords}
     text = ast.unparse(call.args[0]) if call.args else ""
@@ -219,25 +273,85 @@ def gives_no_mask(block: ScannedBlock, facts: Facts) -> bool:
 
 
 RULES = (
-    Rule("vllm-default-budget", 92, "no max_tokens: vLLM ends each answer after 16 tokens", "set max_tokens", has_sixteen_tokens),
-    Rule("pads-right", 95, "a decoder-only model is padded on the right in a batch", "padding_side='left'", pads_right),
-    Rule("padding-side-not-said", 85, "padding side is not said beside a batch: the checkpoint's tokenizer decides", "padding_side='left'", pads_on_unsaid_side),
-    Rule("sampling-at-zero", 82, "do_sample=True at temperature 0: transformers refuses it", "do_sample=False, and no temperature", samples_at_zero),
-    Rule("default-budget", 76, "no budget: 20 tokens, unless the checkpoint says otherwise", "set max_new_tokens", has_default_budget),
-    Rule("temperature-undecided", 73, "a temperature is given and do_sample is not: it has no effect unless the checkpoint samples", "set do_sample", has_undecided_temperature),
-    Rule("idle-criterion", 71, "a stopping criterion is built and not passed", "pass it, or delete it", has_idle_criterion),
-    Rule("idle-temperature", 68, "a temperature beside do_sample=False has no effect", "delete it, or sample", has_idle_temperature),
-    Rule("doubled-bos", 67, "a rendered chat is tokenized with special tokens: a template that writes a BOS gets two", "add_special_tokens=False, or apply_chat_template(tokenize=True)", doubles_bos),
-    Rule("no-attention-mask", 64, "a padded batch without its attention mask", "give the tokenizer's output as **inputs", gives_no_mask),
-    Rule("no-generation-prompt", 62, "the chat is rendered without the header of an answer", "add_generation_prompt=True", renders_without_opening),
-    Rule("counts-prompt", 60, "max_length counts the prompt: a long prompt leaves no room", "max_new_tokens", counts_prompt),
-    Rule("cast-after-load", 58, "the dtype of the load is overridden by a cast behind it", "load in the dtype that you want", casts_after_load),
-    Rule("hidden-top-k", 50, "do_sample=True without top_k: transformers keeps the 50 likeliest tokens", "set top_k (0 is off)", has_hidden_top_k),
-    Rule("idle-top", 42, "top_k or top_p beside greedy decoding has no effect", "delete it, or sample", narrows_nothing),
-    Rule("slices-text", 40, "the prompt is cut off the text by its length or words: decoding need not give it back", "cut ids: output[:, input_ids.shape[1]:]", slices_text),
-    Rule("special-tokens-kept", 36, "skip_special_tokens is not said: EOS and padding stay in the text", "set skip_special_tokens", keeps_special_tokens),
+    Rule(
+        "pads-right", 95, "a decoder-only model is padded on the right in a batch",
+        "padding_side='left'", pads_right,
+    ),
+    Rule(
+        "vllm-default-budget", 92, "no max_tokens: vLLM ends each answer after 16 tokens",
+        "set max_tokens", has_sixteen_tokens,
+    ),
+    Rule(
+        "padding-side-not-said", 85,
+        "padding side is not said beside a batch: the checkpoint's tokenizer decides",
+        "padding_side='left'", pads_on_unsaid_side,
+    ),
+    Rule(
+        "sampling-at-zero", 82, "do_sample=True at temperature 0: transformers refuses it",
+        "do_sample=False, and no temperature", samples_at_zero,
+    ),
+    Rule(
+        "default-budget", 76, "no budget: 20 tokens, unless the checkpoint says otherwise",
+        "set max_new_tokens", has_default_budget,
+    ),
+    Rule(
+        "temperature-undecided", 73,
+        "a temperature is given and do_sample is not: no effect unless the checkpoint samples",
+        "set do_sample", has_undecided_temperature,
+    ),
+    Rule(
+        "idle-criterion", 71, "a stopping criterion is built and not passed",
+        "pass it, or delete it", has_idle_criterion,
+    ),
+    Rule(
+        "idle-temperature", 68, "a temperature beside do_sample=False has no effect",
+        "delete it, or sample", has_idle_temperature,
+    ),
+    Rule(
+        "doubled-bos", 67,
+        "a rendered chat gets special tokens once more: a template that writes a BOS has two",
+        "add_special_tokens=False, or apply_chat_template(tokenize=True)", doubles_bos,
+    ),
+    Rule(
+        "no-attention-mask", 64, "a padded batch without its attention mask",
+        "give the tokenizer's output as **inputs", gives_no_mask,
+    ),
+    Rule(
+        "no-generation-prompt", 62, "the chat is rendered without the header of an answer",
+        "add_generation_prompt=True", renders_without_opening,
+    ),
+    Rule(
+        "counts-prompt", 60, "max_length counts the prompt: a long prompt leaves no room",
+        "max_new_tokens", counts_prompt,
+    ),
+    Rule(
+        "cast-after-load", 58, "the dtype of the load is overridden by a cast behind it",
+        "load in the dtype that you want", casts_after_load,
+    ),
+    Rule(
+        "hidden-top-k", 50,
+        "do_sample=True without top_k: transformers keeps the 50 likeliest tokens",
+        "set top_k (0 is off)", has_hidden_top_k,
+    ),
+    Rule(
+        "idle-top", 42, "top_k or top_p beside greedy decoding has no effect",
+        "delete it, or sample", narrows_nothing,
+    ),
+    Rule(
+        "slices-text", 40,
+        "the prompt is cut off the text by its length or words: decoding need not give it back",
+        "cut ids: output[:, input_ids.shape[1]:]", slices_text,
+    ),
+    Rule(
+        "special-tokens-kept", 36,
+        "skip_special_tokens is not said: EOS and padding stay in the text",
+        "set skip_special_tokens", keeps_special_tokens,
+    ),
     Rule("unseeded", 24, "it samples, and nothing seeds it", "set a seed", samples_unseeded),
-    Rule("dtype-of-tokenizer", 20, "a dtype is given to a tokenizer, which has none", "delete it", casts_tokenizer),
+    Rule(
+        "dtype-of-tokenizer", 20, "a dtype is given to a tokenizer, which has none",
+        "delete it", casts_tokenizer,
+    ),
 )  # fmt: skip
 
 
@@ -257,11 +371,15 @@ def drift_message(group: Group, fact: str) -> str:
     counts: dict[str, list[str]] = {}
     for block in group.blocks:
         own = block.facts[fact]
-        text = str(own) if comparable(own) is not None and own.is_said else "not said" if not own.is_said else "computed"
+        text = "computed" if comparable(own) is None else str(own) if own.is_said else "not said"
         counts.setdefault(text, []).append(block.place)
-    parts = [f"{text} in {len(places)}" for text, places in sorted(counts.items(), key=lambda item: -len(item[1]))]
+    parts = [
+        f"{text} in {len(places)}"
+        for text, places in sorted(counts.items(), key=lambda item: -len(item[1]))
+    ]
     more = f", … {len(parts) - 4} more" if len(parts) > 4 else ""
-    return f"{fact} differs among {len(group.blocks)} siblings of {group.name}: {', '.join(parts[:4])}{more}"
+    count = f"{len(group.blocks)} siblings of {group.name}"
+    return f"{fact} differs among {count}: {', '.join(parts[:4])}{more}"
 
 
 def odd_places(group: Group, fact: str) -> list[str]:
@@ -279,16 +397,20 @@ def drift_key(group: Group, fact: str) -> str:
 def drift_findings(groups: Sequence[Group]) -> Iterator[Finding]:
     for group in groups:
         for fact in group.differing:
-            harm = DRIFT_HARM.get(fact, 0)
-            if harm:
+            if fact in DRIFT_HARM:
                 yield Finding(
-                    f"drift-{fact}", harm, drift_message(group, fact), "set it alike, or say why it differs",
-                    odd_places(group, fact), group.name, drift_key(group, fact),
-                )  # fmt: skip
+                    rule=f"drift-{fact}",
+                    harm=DRIFT_HARM[fact],
+                    message=drift_message(group, fact),
+                    fix="set it alike, or say why it differs",
+                    places=odd_places(group, fact),
+                    group=group.name,
+                    key=drift_key(group, fact),
+                )
 
 
-def find_all(blocks: Sequence[tuple[ScannedBlock, Facts]], groups: Sequence[Group]) -> list[Finding]:
+def find_all(
+    blocks: Sequence[tuple[ScannedBlock, Facts]], groups: Sequence[Group]
+) -> list[Finding]:
     found = [*block_findings(blocks), *drift_findings(groups)]
     return sorted(found, key=lambda finding: (-finding.harm, -len(finding.places), finding.rule))
-
-

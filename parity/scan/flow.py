@@ -1,4 +1,5 @@
-"""What becomes of a block's result: slices, decoding, strips and cuts, followed forwards through its function, the
+"""What becomes of a block's result: slices, decoding, strips and cuts, followed forwards through
+its function, the
 functions that it is handed to, and the callers that it is returned to."""
 
 from __future__ import annotations
@@ -15,22 +16,39 @@ from parity.scan.kinds import Kinds
 from parity.scan.values import Frame, Function, options_of, plain
 
 IDS, TEXT = "ids", "text"
-DECODES = {"decode", "batch_decode", "decode_batch", "convert_tokens_to_string", "post_process_generation"}
+DECODES = {
+    "decode",
+    "batch_decode",
+    "decode_batch",
+    "convert_tokens_to_string",
+    "post_process_generation",
+}
 STRIPS = {"strip", "rstrip", "lstrip"}
-STRING_METHODS = STRIPS | {"split", "replace", "partition", "rpartition", "removeprefix", "removesuffix", "lower",
-                           "join", "rsplit", "splitlines", "upper"}  # fmt: skip
-KEEPS = {"tolist", "cpu", "numpy", "detach", "to", "clone", "squeeze", "list", "zip", "enumerate", "tuple", "sorted",
-         "reversed", "copy", "flatten", "view", "reshape", "unsqueeze", "tqdm", "map", "next", "iter", "str",
-         "append", "extend", "items", "values", "array", "strip", "get", "text", "ravel", "cast"}  # fmt: skip
-PROMPTS = re.compile(r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE)
-ROLES = re.compile(r"assistant|\[/INST\]|ASSISTANT|Response|Answer|model\n|<\|im_start\|>|start_header|GPT|bot", re.I)
+STRING_METHODS = STRIPS | {
+    "split", "replace", "partition", "rpartition", "removeprefix", "removesuffix", "lower", "join",
+    "rsplit", "splitlines", "upper",
+}  # fmt: skip
+KEEPS = {
+    "tolist", "cpu", "numpy", "detach", "to", "clone", "squeeze", "list", "zip", "enumerate",
+    "tuple", "sorted", "reversed", "copy", "flatten", "view", "reshape", "unsqueeze", "tqdm", "map",
+    "next", "iter", "str", "append", "extend", "items", "values", "array", "strip", "get", "text",
+    "ravel", "cast",
+}  # fmt: skip
+PROMPTS = re.compile(
+    r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE
+)
+ROLES = re.compile(
+    r"assistant|\[/INST\]|ASSISTANT|Response|Answer|model\n|<\|im_start\|>|start_header|GPT|bot",
+    re.I,
+)
 TEXT_KEYS = ("generated_text", "text", "summary_text", "translation_text", "answer", "content")
 MAX_HOPS = 3
 
 
 @dataclass
 class Outcome:
-    """What is done to a result.   decodes: the calls, with their scopes.   slices: "by_len", "by_text".
+    """What is done to a result.   decodes: the calls, with their scopes.   slices: "by_len",
+    "by_text".
     strips: names of methods. cuts: what a text is cut at, as written."""
 
     decodes: list[tuple[ast.Call, Scope]] = field(default_factory=list)
@@ -56,8 +74,11 @@ class Flow:
         self.walk(self.block.scope, {}, (self.block.node, starts_as), 0)
         return self.outcome
 
-    def walk(self, scope: Scope, names: dict[str, str], origin: tuple[ast.Call | None, str], hops: int) -> None:
-        """One function.   names: what its parameters hold. origin: the call whose result is followed."""
+    def walk(
+        self, scope: Scope, names: dict[str, str], origin: tuple[ast.Call | None, str], hops: int
+    ) -> None:
+        """One function.   names: what its parameters hold. origin: the call whose result is
+        followed."""
         if id(scope) in self.outcome.seen or hops > MAX_HOPS:
             return
         self.outcome.seen.add(id(scope))
@@ -86,13 +107,22 @@ class Body:
         thread = self.streamer_name()
         if thread:
             self.names[thread] = TEXT
-        bindings = [b for group in self.scope.bindings.values() for b in group if b.position >= start and b.value]
+        bindings = [
+            b
+            for group in self.scope.bindings.values()
+            for b in group
+            if b.position >= start and b.value
+        ]
         for _ in range(2):
             for binding in sorted(bindings, key=lambda binding: binding.position):
                 assert binding.value is not None
                 if binding.kind in ("call", "pop"):
                     call = binding.value
-                    if isinstance(call, ast.Call) and called_name(call) in ("append", "extend") and call.args:
+                    if (
+                        isinstance(call, ast.Call)
+                        and called_name(call) in ("append", "extend")
+                        and call.args
+                    ):
                         self.keep(binding.name, self.stage(call.args[0]))
                     continue
                 self.keep(binding.name, self.stage(binding.value))
@@ -175,7 +205,9 @@ class Body:
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
-        if name in DECODES or (name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES):
+        if name in DECODES or (
+            name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES
+        ):
             return TEXT if inside else ""
         own = self.stage(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if own and name in STRING_METHODS:
@@ -184,14 +216,26 @@ class Body:
             return own
         if inside and (name in KEEPS or name == "join"):
             return inside
-        if name in ("len", "range", "isinstance", "print", "type", "max", "min", "sum", "find", "index"):
+        if name in (
+            "len",
+            "range",
+            "isinstance",
+            "print",
+            "type",
+            "max",
+            "min",
+            "sum",
+            "find",
+            "index",
+        ):
             return ""
         if inside or own:
             return self.stage_of_function(node, inside or own)
         return ""
 
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
-        """What a function makes of a result: of the repository it is followed; of another its name decides."""
+        """What a function makes of a result: of the repository it is followed; of another its name
+        decides."""
         callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
         for option in options_of(callee):
             inner = plain(option)
@@ -206,7 +250,11 @@ class Body:
         values = self.flow.evaluator.bind_arguments(scope, node, Frame(self.scope), None)
         names = {}
         for name, given in values.items():
-            inner = self.stage(given[0]) if isinstance(given, tuple) and given[1].scope is self.scope else ""
+            inner = (
+                self.stage(given[0])
+                if isinstance(given, tuple) and given[1].scope is self.scope
+                else ""
+            )
             if inner:
                 names[name] = inner
         if names:
@@ -215,7 +263,11 @@ class Body:
     def leave(self) -> None:
         """Follow a result that is returned to the callers, until something has decoded it."""
         stages = [self.stage(node) for node in self.scope.returns]
-        if self.hops >= MAX_HOPS or not any(stages) or self.flow.outcome.decodes and IDS not in stages:
+        if (
+            self.hops >= MAX_HOPS
+            or not any(stages)
+            or (self.flow.outcome.decodes and IDS not in stages)
+        ):
             return
         stage = TEXT if TEXT in stages else IDS
         if stage == TEXT and self.flow.outcome.decodes:
@@ -246,7 +298,11 @@ class Body:
             outcome.decodes.append((node, self.scope))
         elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value) == TEXT:
             self.read_string_method(node, node.func)
-        elif dotted_name(node.func) in ("re.sub", "re.split") and len(node.args) > 1 and self.latest(*node.args[1:]) == TEXT:
+        elif (
+            dotted_name(node.func) in ("re.sub", "re.split")
+            and len(node.args) > 1
+            and self.latest(*node.args[1:]) == TEXT
+        ):
             outcome.cuts.append(source_text(node.args[0], 40))
         if self.latest(*arguments):
             self.stage(node)  # enters functions of the repository
@@ -270,7 +326,11 @@ class Body:
         """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""
         outcome = self.flow.outcome
         inner = node.value
-        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and self.stage(inner.func.value) == TEXT:
+        if (
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and self.stage(inner.func.value) == TEXT
+        ):
             if inner.func.attr in ("split", "rsplit", "partition", "rpartition") and inner.args:
                 self.read_split(node, inner)
             return

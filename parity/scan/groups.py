@@ -10,14 +10,29 @@ from parity.scan.index import called_name
 from parity.scan.origins import Fact
 from parity.scan.site import ScannedBlock
 
-LIKENESS = 0.45  # of the names that two functions call, as a part of all; copies in lmms-eval have 0.5 to 0.9
+LIKENESS = 0.45  # of the names that two functions call; copies in lmms-eval have 0.5 to 0.9
 LIKENESS_OF_NAMESAKES = 0.25  # where the functions have the same name as well
-COMMON = {"print", "len", "range", "str", "int", "append", "join", "format", "info", "isinstance", "list", "zip", "enumerate"}
+COMMON = {
+    "print",
+    "len",
+    "range",
+    "str",
+    "int",
+    "append",
+    "join",
+    "format",
+    "info",
+    "isinstance",
+    "list",
+    "zip",
+    "enumerate",
+}
 
 
 @dataclass
 class Group:
-    """Siblings.   name: what most of their functions are called. differing: facts that differ, in order."""
+    """Siblings.   name: what most of their functions are called. differing: facts that differ, in
+    order."""
 
     name: str
     blocks: list[ScannedBlock] = field(default_factory=list)
@@ -52,10 +67,14 @@ def likeness(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / union if union else 0.0
 
 
+def is_encoder_decoder(block: ScannedBlock) -> bool:
+    return block.kind in ("seq2seq", "audio")
+
+
 def is_sibling(block: ScannedBlock, group: Group, known: dict[int, frozenset[str]]) -> bool:
     """Whether a block is like the blocks of a group, on average over some of them."""
     first = group.blocks[0]
-    if first.library != block.library or first.kind in ("seq2seq", "audio") != block.kind in ("seq2seq", "audio"):
+    if first.library != block.library or is_encoder_decoder(first) != is_encoder_decoder(block):
         return False
     some = group.blocks[:8]
     total = sum(likeness(known[id(block)], known[id(other)]) for other in some) / len(some)
@@ -81,7 +100,9 @@ def differs(facts: Iterable[Fact]) -> bool:
 
 
 def group_name(blocks: Sequence[ScannedBlock]) -> str:
-    [(name, _)] = Counter(block.function.rpartition(".")[2] or "<module>" for block in blocks).most_common(1)
+    [(name, _)] = Counter(
+        block.function.rpartition(".")[2] or "<module>" for block in blocks
+    ).most_common(1)
     return name
 
 
@@ -95,7 +116,9 @@ def make_groups(blocks: Sequence[ScannedBlock]) -> list[Group]:
             home = Group("")
             groups.append(home)
         home.blocks.append(block)
-    groups = sorted((group for group in groups if len(group.blocks) > 1), key=lambda group: -len(group.blocks))
+    groups = sorted(
+        (group for group in groups if len(group.blocks) > 1), key=lambda group: -len(group.blocks)
+    )
     used = Counter[str]()
     for group in groups:
         name = group_name(group.blocks)

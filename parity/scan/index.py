@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,15 +17,18 @@ END: Position = (10**9, 0)
 MAX_OTHERS = 12  # modules that mention no model, and are read for the calls of one function
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.comprehension}
-LEAVES = {ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub, ast.Mult, ast.Div,
-          ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot, ast.In, ast.NotIn, ast.Not,
-          ast.USub}  # fmt: skip
+LEAVES = {
+    ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub,
+    ast.Mult, ast.Div, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot,
+    ast.In, ast.NotIn, ast.Not, ast.USub,
+}  # fmt: skip
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of a branch: it may not run.   exits: whether nothing behind the branch is reached from it."""
+    """One arm of a branch: it may not run.   exits: whether nothing behind the branch is reached
+    from it."""
 
     branch: ast.AST
     number: int
@@ -42,8 +46,10 @@ class Arm:
 class Binding:
     """What happens to a name.
 
-    kind: "assign" (value), "unpack" (value, key: index path), "item" (key, value), "update" (value),
-    "call" (node: a method called for its effect), "pop" (key), "element" (of an iterable), "unknown".
+    kind: "assign" (value), "unpack" (value, key: index path), "item" (key, value), "update"
+    (value),
+    "call" (node: a method called for its effect), "pop" (key), "element" (of an iterable),
+    "unknown".
     name: dotted, as written: "tokenizer.padding_side".
     """
 
@@ -203,7 +209,8 @@ class Class:
 
 @dataclass(eq=False)
 class Module:
-    """imports: local name -> dotted target, absolute where that is known.   stars: modules of `import *`."""
+    """imports: local name -> dotted target, absolute where that is known.   stars: modules of
+    `import *`."""
 
     source: Source
     name: str
@@ -301,15 +308,25 @@ class Builder:
             if alias.name == "*":
                 self.module.stars.append(base)
             else:
-                self.module.imports[alias.asname or alias.name] = f"{base}.{alias.name}" if base else alias.name
+                self.module.imports[alias.asname or alias.name] = (
+                    f"{base}.{alias.name}" if base else alias.name
+                )
 
     # -- branches --
 
-    def arm(self, scope: Scope, branch: ast.AST, body: Sequence[ast.stmt], about: tuple[int, int, ast.expr | None]) -> None:
+    def arm(
+        self,
+        scope: Scope,
+        branch: ast.AST,
+        body: Sequence[ast.stmt],
+        about: tuple[int, int, ast.expr | None],
+    ) -> None:
         number, arms, test = about
         if body:
             exits = isinstance(body[-1], EXITS)
-            scope.arms.append(Arm(branch, number, start_of(body[0]), end_of(body[-1]), exits, test, arms))
+            scope.arms.append(
+                Arm(branch, number, start_of(body[0]), end_of(body[-1]), exits, test, arms)
+            )
 
     def visit_If(self, node: ast.If, scope: Scope, prefix: str) -> None:
         self.expression(node.test, scope, prefix)
@@ -359,8 +376,15 @@ class Builder:
 
     # -- bindings --
 
-    def add(self, scope: Scope, name: str, kind: str, position: Position, value: ast.expr | None = None,
-            key: ast.expr | tuple[int, ...] | None = None) -> None:  # fmt: skip
+    def add(
+        self,
+        scope: Scope,
+        name: str,
+        kind: str,
+        position: Position,
+        value: ast.expr | None = None,
+        key: ast.expr | tuple[int, ...] | None = None,
+    ) -> None:
         if not name:
             return
         binding = Binding(name, kind, position, value, key, scope)
@@ -381,7 +405,14 @@ class Builder:
         elif isinstance(target, ast.Subscript):
             self.add(scope, dotted_name(target.value), "item", position, value, target.slice)
         else:
-            self.add(scope, dotted_name(target), "unpack" if path else "assign", position, value, path or None)
+            self.add(
+                scope,
+                dotted_name(target),
+                "unpack" if path else "assign",
+                position,
+                value,
+                path or None,
+            )
 
     def bind_elements(self, target: ast.AST, iterable: ast.expr, scope: Scope) -> None:
         position = end_of(iterable)
@@ -415,12 +446,24 @@ class Builder:
         if not isinstance(call, ast.Call):
             return
         function = call.func
-        if dotted_name(function) == "setattr" and len(call.args) == 3 and isinstance(call.args[1], ast.Constant):
-            self.add(scope, f"{dotted_name(call.args[0])}.{call.args[1].value}", "assign", end_of(node), call.args[2])
+        if (
+            dotted_name(function) == "setattr"
+            and len(call.args) == 3
+            and isinstance(call.args[1], ast.Constant)
+        ):
+            self.add(
+                scope,
+                f"{dotted_name(call.args[0])}.{call.args[1].value}",
+                "assign",
+                end_of(node),
+                call.args[2],
+            )
         elif isinstance(function, ast.Attribute):
             self.method_effect(function, call, scope, end_of(node))
 
-    def method_effect(self, function: ast.Attribute, call: ast.Call, scope: Scope, position: Position) -> None:
+    def method_effect(
+        self, function: ast.Attribute, call: ast.Call, scope: Scope, position: Position
+    ) -> None:
         """A method that is called for what it does to its object."""
         name = dotted_name(function.value)
         if function.attr == "update":
@@ -458,7 +501,11 @@ class Builder:
             for name in node._fields:
                 child = getattr(node, name, None)
                 if type(child) is list:
-                    todo += [item for item in child if isinstance(item, ast.AST) and type(item) not in LEAVES]
+                    todo += [
+                        item
+                        for item in child
+                        if isinstance(item, ast.AST) and type(item) not in LEAVES
+                    ]
                 elif isinstance(child, ast.AST) and type(child) not in LEAVES:
                     todo.append(child)
 
@@ -478,7 +525,8 @@ class Builder:
 
 @dataclass(eq=False)
 class Repository:
-    """All modules of a scan. One that mentions no call of a model is read when something asks for it.
+    """All modules of a scan. One that mentions no call of a model is read when something asks for
+    it.
 
     by_tail: the last part of a module's dotted name -> sources.
     """
@@ -506,11 +554,14 @@ class Repository:
         return self.built[source.path]
 
     def callers(self, name: str) -> list[tuple[Scope, ast.Call]]:
-        """The calls of what has this last name, in the modules that call or load a model, and in a few others."""
+        """The calls of what has this last name, in the modules that call or load a model, and in a
+        few others."""
         if name not in self.called:
             found = list(self.known_calls.get(name, ()))
             needle = f"{name}("
-            others = [source for source in self.sources if not source.has_words and needle in source.text]
+            others = [
+                source for source in self.sources if not source.has_words and needle in source.text
+            ]
             for source in others[:MAX_OTHERS]:
                 module = self.module(source)
                 for scope in module.scopes if module is not None else ():
@@ -551,7 +602,8 @@ class Repository:
             yield from module.scopes
 
     def find_module(self, dotted: str, importer: Module) -> Module | None:
-        """The module of an absolute name, which may be seen from any folder above it; of several, the one
+        """The module of an absolute name, which may be seen from any folder above it; of several,
+        the one
         nearest to the importer."""
         if not dotted:
             return None
@@ -561,9 +613,13 @@ class Repository:
                 near.append(source)
         if not near:
             return None
-        return self.module(max(near, key=lambda source: len(os.path.commonprefix([source.path, importer.path]))))
-    def find(self, dotted: str, importer: Module, depth: int = 0) -> Scope | Class | Module | tuple[Module, str] | None:
-        """What an imported name is: a module, a class, a function or a (module, global variable); None: not here."""
+        return self.module(max(near, key=lambda source: shared_length(source.path, importer.path)))
+
+    def find(
+        self, dotted: str, importer: Module, depth: int = 0
+    ) -> Scope | Class | Module | tuple[Module, str] | None:
+        """What an imported name is: a module, a class, a function or a (module, global variable);
+        None: not here."""
         if depth > 6:
             return None
         if module := self.find_module(dotted, importer):
@@ -577,7 +633,9 @@ class Repository:
             return outer.methods.get(name)
         return None
 
-    def member(self, module: Module, name: str, depth: int = 0) -> Scope | Class | Module | tuple[Module, str] | None:
+    def member(
+        self, module: Module, name: str, depth: int = 0
+    ) -> Scope | Class | Module | tuple[Module, str] | None:
         """A name of a module, through what it imports itself."""
         if name in module.functions:
             return module.functions[name]
@@ -589,7 +647,11 @@ class Repository:
             return self.find(module.imports[name], module, depth + 1)
         for star in module.stars if depth < 6 else ():
             inner = self.find_module(star, module)
-            found = self.member(inner, name, depth + 1) if inner is not None and inner is not module else None
+            found = (
+                self.member(inner, name, depth + 1)
+                if inner is not None and inner is not module
+                else None
+            )
             if found is not None:
                 return found
         return None
@@ -601,6 +663,12 @@ def is_failed_import(scope: Scope, name: str) -> bool:
         return False
     values = [binding.value for binding in scope.bindings[name]]
     return all(isinstance(value, ast.Constant) and value.value is None for value in values)
+
+
+def shared_length(one: str, other: str) -> int:
+    """How many folders two paths share from their beginning."""
+    parts = zip(one.split("/"), other.split("/"))
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], parts)))
 
 
 def called_name(call: ast.Call) -> str:

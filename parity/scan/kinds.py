@@ -30,51 +30,70 @@ from parity.scan.values import (
 )
 
 GENERATES = re.compile(
-    r"(ForCausalLM|CausalLM|ForConditionalGeneration|ForSeq2SeqLM|Seq2SeqLM|ForVision2Seq|ForImageTextToText"
-    r"|ForMultimodalLM|LMHeadModel|WithLMHead|ForSpeechSeq2Seq|ForCausalLMWithValueHead|WithValueHead"
-    r"|ForGeneration|ForTextToWaveform|EncoderDecoderModel|GPTQModel|AWQModel|FastLanguageModel|FastVisionModel"
+    r"(ForCausalLM|CausalLM|ForConditionalGeneration|ForSeq2SeqLM|Seq2SeqLM|ForVision2Seq"
+    r"|ForImageTextToText"
+    r"|ForMultimodalLM|LMHeadModel|WithLMHead|ForSpeechSeq2Seq|ForCausalLMWithValueHead"
+    r"|WithValueHead"
+    r"|ForGeneration|ForTextToWaveform|EncoderDecoderModel|GPTQModel|AWQModel|FastLanguageModel"
+    r"|FastVisionModel"
     r"|FastModel|ForCausalInference)$"
 )
 CLASSIFIES = re.compile(
     r"(ForSequenceClassification|ForTokenClassification|ForQuestionAnswering|ForMultipleChoice"
-    r"|ForImageClassification|RewardModel|ForMaskedLM|ForPreTraining|CLIPModel|SiglipModel|ForNextSentencePrediction"
+    r"|ForImageClassification|RewardModel|ForMaskedLM|ForPreTraining|CLIPModel|SiglipModel"
+    r"|ForNextSentencePrediction"
     r"|ForObjectDetection|ForAudioClassification|ForCTC|ForRewardModel|CrossEncoder)$"
 )
-ENCODES = re.compile(r"(SentenceTransformer|FlagModel|FlagReranker|EmbeddingModel|BGEM3FlagModel|InstructorModel)$")
+ENCODES = re.compile(
+    r"(SentenceTransformer|FlagModel|FlagReranker|EmbeddingModel|BGEM3FlagModel|InstructorModel)$"
+)
 TOKENIZES = re.compile(r"(Tokenizer|TokenizerFast|TokenizerBase|TokenizerWrapper|get_tokenizer)$")
 PROCESSES = re.compile(r"(Processor|FeatureExtractor|ProcessorMixin)$")
 NETWORKS = re.compile(r"(^|\.)(PreTrainedModel|GenerationMixin|PushToHubMixin|\w+PreTrainedModel)$")
 CALLS_API = re.compile(
-    r"^(openai|anthropic|litellm|google|vertexai|cohere|mistralai|together|groq|huggingface_hub|ollama|boto3|replicate"
-    r"|dashscope|zhipuai|requests|httpx|aiohttp|reka|azure|langchain_openai|langchain_anthropic|langchain_google\w*|dspy"
+    r"^(openai|anthropic|litellm|google|vertexai|cohere|mistralai|together|groq|huggingface_hub"
+    r"|ollama|boto3|replicate"
+    r"|dashscope|zhipuai|requests|httpx|aiohttp|reka|azure|langchain_openai|langchain_anthropic"
+    r"|langchain_google\w*|dspy"
     r"|portkey\w*|fireworks|xai_sdk|grpc|gradio_client|autogen|text_generation)(\.|$)"
 )
 OTHER_ENGINES = re.compile(
-    r"^(sglang|mlx_lm|mlx_vlm|mlx|llama_cpp|ctranslate2|exllama\w*|lmdeploy|tensorrt_llm|onnxruntime\w*|mii|deepspeed\.mii"
-    r"|dashinfer|lightllm|fastertransformer|gpt4all|ctransformers|rwkv|xfastertransformer|nemo|megatron\w*)(\.|$)"
+    r"^(sglang|mlx_lm|mlx_vlm|mlx|llama_cpp|ctranslate2|exllama\w*|lmdeploy|tensorrt_llm"
+    r"|onnxruntime\w*|mii|deepspeed\.mii"
+    r"|dashinfer|lightllm|fastertransformer|gpt4all|ctransformers|rwkv|xfastertransformer|nemo"
+    r"|megatron\w*)(\.|$)"
 )
 VLLM = re.compile(r"^vllm\.(.*\.)?(LLM|LLMEngine|AsyncLLMEngine|AsyncLLM|AsyncEngine)$")
 DRAWS = re.compile(r"^diffusers(\.|$)")
 LANGCHAIN = re.compile(r"(^|\.)(HuggingFacePipeline|ChatHuggingFace|VLLM|HuggingFaceLLM)$")
 LANGCHAIN_CHAINS = re.compile(
-    r"(^|\.)(LLMChain|RetrievalQA|ConversationalRetrievalChain|ConversationChain|StuffDocumentsChain|load_qa_chain"
-    r"|create_stuff_documents_chain|create_retrieval_chain|create_history_aware_retriever|ChatHuggingFace)(\.|$)"
+    r"(^|\.)(LLMChain|RetrievalQA|ConversationalRetrievalChain|ConversationChain"
+    r"|StuffDocumentsChain|load_qa_chain"
+    r"|create_stuff_documents_chain|create_retrieval_chain|create_history_aware_retriever"
+    r"|ChatHuggingFace)(\.|$)"
 )
 WRITING_TASKS = {
     "text-generation", "text2text-generation", "image-text-to-text", "image-to-text", "any-to-any",
-    "summarization", "translation", "conversational", "visual-question-answering", "table-question-answering",
+    "summarization", "translation", "conversational", "visual-question-answering",
+    "table-question-answering",
 }  # fmt: skip
 PASSES = {  # methods that give back the model, moved or cast
-    "to", "eval", "half", "cuda", "float", "bfloat16", "cpu", "train", "requires_grad_", "merge_and_unload",
-    "double", "type", "to_empty", "bfloat", "npu", "xpu", "to_bettertransformer", "reverse_bettertransformer",
-    "merge_adapter", "unload", "with_structured_output", "bind", "get_base_model", "prepare_for_inference",
+    "to", "eval", "half", "cuda", "float", "bfloat16", "cpu", "train", "requires_grad_",
+    "merge_and_unload",
+    "double", "type", "to_empty", "bfloat", "npu", "xpu", "to_bettertransformer",
+    "reverse_bettertransformer",
+    "merge_adapter", "unload", "with_structured_output", "bind", "get_base_model",
+    "prepare_for_inference",
     "share_memory", "unwrap_model", "for_inference", "remote", "options",
 }  # fmt: skip
 WRAPS = re.compile(  # functions that give back the model they are given
     r"(get_peft_model|prepare_model\w*|PeftModel\w*\.from_pretrained|torch\.compile|DataParallel"
-    r"|DistributedDataParallel|FullyShardedDataParallel|init_inference|dispatch_model|load_checkpoint_and_dispatch"
-    r"|BetterTransformer\.transform|ipex\.optimize|optimize_model|unwrap_model\w*|prepare|extract_model\w*"
-    r"|load_adapter|for_inference|setup_model|HookedTransformer|deepcopy|wrap_model|simple_dispatch_model"
+    r"|DistributedDataParallel|FullyShardedDataParallel|init_inference|dispatch_model"
+    r"|load_checkpoint_and_dispatch"
+    r"|BetterTransformer\.transform|ipex\.optimize|optimize_model|unwrap_model\w*|prepare"
+    r"|extract_model\w*"
+    r"|load_adapter|for_inference|setup_model|HookedTransformer|deepcopy|wrap_model"
+    r"|simple_dispatch_model"
     r"|set_peft_model_state_dict|convert|tensor_parallel|quantize_?\w*|apply_liger\w*|FSDP|DDP)$"
 )
 LOADERS = {  # functions of other libraries that load several things at once
@@ -87,13 +106,16 @@ LOADERS = {  # functions of other libraries that load several things at once
     "mlx_lm.load": ("mlx model", "tokenizer"),
 }
 PARTS = {  # attributes of a model that are models themselves
-    "module", "language_model", "llm", "llama_model", "base_model", "model", "pretrained_model", "mistral_model",
-    "lm", "text_model", "llm_model", "opt_model", "t5_model", "_orig_mod", "model_wrapped", "policy_model",
+    "module", "language_model", "llm", "llama_model", "base_model", "model", "pretrained_model",
+    "mistral_model",
+    "lm", "text_model", "llm_model", "opt_model", "t5_model", "_orig_mod", "model_wrapped",
+    "policy_model",
     "policy", "thinker", "internlm_model", "language_decoder", "lang_encoder", "vicuna_model",
 }  # fmt: skip
 MAX_DEPTH = 40
 RANK = (
-    "model", "vllm", "pipeline", "langchain", "base", "tokenizer", "processor", "classifier", "encoder", "diffusers",
+    "model", "vllm", "pipeline", "langchain", "base", "tokenizer", "processor", "classifier",
+    "encoder", "diffusers",
     "engine", "api", "network", "own",
 )  # fmt: skip
 
@@ -113,7 +135,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Thing:
-    """What an object is.   kind: one of RANK, or "unknown".   loads: the ways it may have been made.
+    """What an object is.   kind: one of RANK, or "unknown".   loads: the ways it may have been
+    made.
     argument: the name of the parameter that it comes in by. own: a class of the repository."""
 
     kind: str
@@ -133,12 +156,17 @@ UNKNOWN = Thing("unknown")
 def class_kind(name: str) -> str:
     """The kind of a class by its dotted name; "" where that says nothing."""
     last = name.rpartition(".")[2]
-    for kind, pattern in (("diffusers", DRAWS), ("api", CALLS_API), ("engine", OTHER_ENGINES), ("vllm", VLLM)):
+    for kind, pattern in (
+        ("diffusers", DRAWS),
+        ("api", CALLS_API),
+        ("engine", OTHER_ENGINES),
+        ("vllm", VLLM),
+    ):
         if pattern.search(name):
             return kind
     tables = (
-        ("langchain", LANGCHAIN), ("classifier", CLASSIFIES), ("encoder", ENCODES), ("model", GENERATES),
-        ("tokenizer", TOKENIZES), ("processor", PROCESSES),
+        ("langchain", LANGCHAIN), ("classifier", CLASSIFIES), ("encoder", ENCODES),
+        ("model", GENERATES), ("tokenizer", TOKENIZES), ("processor", PROCESSES),
     )  # fmt: skip
     for kind, pattern in tables:
         if pattern.search(last):
@@ -159,7 +187,11 @@ def best(things: Sequence[Thing]) -> Thing:
         if same:
             loads = list[Load]()
             for thing in same:
-                loads += [load for load in thing.loads if load.call is None or load.call not in [o.call for o in loads]]
+                loads += [
+                    load
+                    for load in thing.loads
+                    if load.call is None or load.call not in [o.call for o in loads]
+                ]
             argument = next((thing.argument for thing in same if thing.argument), "")
             return replace(same[0], loads=tuple(loads), argument=argument)
     return things[0] if things else UNKNOWN
@@ -177,7 +209,11 @@ class Kinds:
         kept = self.kept.get(id(value))
         if kept is not None and kept[0] is value:
             return kept[1]
-        key = ("call", id(value.node), "") if isinstance(value, Call) else ("depth", len(self.active), "")
+        key = (
+            ("call", id(value.node), "")
+            if isinstance(value, Call)
+            else ("depth", len(self.active), "")
+        )
         if key in self.active or len(self.active) > MAX_DEPTH:
             return UNKNOWN
         self.active.add(key)
@@ -206,15 +242,31 @@ class Kinds:
         for load in thing.loads or (Load(""),):
             adapters = load.adapters
             for effect in value.effects:
-                if effect.method in ("load_adapter", "load_lora_weights", "add_adapter", "set_adapter"):
+                if effect.method in (
+                    "load_adapter",
+                    "load_lora_weights",
+                    "add_adapter",
+                    "set_adapter",
+                ):
                     adapters = (*adapters, effect.method)
             attributes = {**load.attributes, **value.attributes}
-            loads.append(replace(load, effects=(*load.effects, *value.effects), attributes=attributes, adapters=adapters))
+            loads.append(
+                replace(
+                    load,
+                    effects=(*load.effects, *value.effects),
+                    attributes=attributes,
+                    adapters=adapters,
+                )
+            )
         return replace(thing, loads=tuple(loads))
 
     def of_Element(self, value: Element) -> Thing:
         base = plain(value.base)
-        if isinstance(base, Call) and isinstance(base.callee, Member) and base.callee.name in ("values", "items"):
+        if (
+            isinstance(base, Call)
+            and isinstance(base.callee, Member)
+            and base.callee.name in ("values", "items")
+        ):
             return self.of(self.evaluator.item(base.callee.base, None, ""))
         return UNKNOWN
 
@@ -278,15 +330,30 @@ class Kinds:
         for node in nodes[:6]:
             if not isinstance(node, (ast.Constant, ast.Starred)):
                 things.append(self.of(self.evaluator.value(node, value.frame)))
-        return best([thing for thing in things if thing.kind in ("model", "base", "vllm", "pipeline", "langchain")])
+        return best(
+            [
+                thing
+                for thing in things
+                if thing.kind in ("model", "base", "vllm", "pipeline", "langchain")
+            ]
+        )
 
     def of_symbol_call(self, name: str, value: Call) -> Thing:
         owner, _, last = name.rpartition(".")
-        if name in ("transformers.pipeline", "pipeline", "transformers.pipelines.pipeline", "optimum.pipelines.pipeline"):
+        if name in (
+            "transformers.pipeline",
+            "pipeline",
+            "transformers.pipelines.pipeline",
+            "optimum.pipelines.pipeline",
+        ):
             return self.of_pipeline(value)
         if LANGCHAIN_CHAINS.search(name):
             inner = self.argument_thing(value)
-            return replace(inner, kind="langchain") if inner.kind in ("langchain", "pipeline") else UNKNOWN
+            return (
+                replace(inner, kind="langchain")
+                if inner.kind in ("langchain", "pipeline")
+                else UNKNOWN
+            )
         if WRAPS.search(name):
             inner = self.argument_thing(value)
             if "Peft" in name or last == "get_peft_model":
@@ -306,7 +373,10 @@ class Kinds:
 
     def with_engine_args(self, load: Load, value: Call) -> Load:
         """A load with the settings of the EngineArgs that it is given."""
-        nodes = [*value.node.args, *(keyword.value for keyword in value.node.keywords if keyword.arg == "engine_args")]
+        nodes = [
+            *value.node.args,
+            *(keyword.value for keyword in value.node.keywords if keyword.arg == "engine_args"),
+        ]
         for node in nodes[:1]:
             inner = plain(self.evaluator.value(node, value.frame))
             if isinstance(inner, Call) and isinstance(plain(inner.callee), Symbol):
@@ -340,7 +410,13 @@ class Kinds:
             effect = Effect(callee.name, value.node, value.frame)
             loads = [replace(load, effects=(*load.effects, effect)) for load in thing.loads]
             return replace(thing, loads=tuple(loads))
-        if callee.name in ("prepare", "prepare_model", "unwrap_model", "_prepare_deepspeed", "prepare_deepspeed"):
+        if callee.name in (
+            "prepare",
+            "prepare_model",
+            "unwrap_model",
+            "_prepare_deepspeed",
+            "prepare_deepspeed",
+        ):
             return self.argument_thing(value)
         if callee.name in ("get_tokenizer", "_get_tokenizer"):
             return Thing("tokenizer", self.of(callee.base).loads)
@@ -368,11 +444,16 @@ class Kinds:
                 return self.argument_thing(trainer)
         base = self.of(value.base)
         if base.kind == "pipeline":
-            return replace(base, kind={"model": "model", "tokenizer": "tokenizer"}.get(value.name, "unknown"))
+            return replace(
+                base, kind={"model": "model", "tokenizer": "tokenizer"}.get(value.name, "unknown")
+            )
         if base.kind in ("model", "base") and value.name in PARTS:
             return replace(base, kind="model")
         if base.kind == "processor" and value.name == "tokenizer":
-            loads = [replace(load, attributes=nested(load.attributes, "tokenizer")) for load in base.loads]
+            loads = [
+                replace(load, attributes=nested(load.attributes, "tokenizer"))
+                for load in base.loads
+            ]
             return replace(base, kind="tokenizer", loads=tuple(loads))
         if base.kind in ("api", "engine"):
             return base
@@ -397,7 +478,11 @@ class Kinds:
             return self.of(self.evaluator.value(base.node.args[key], base.frame))
         if isinstance(callee, Function):
             returns = getattr(callee.scope.node, "returns", None)
-            if isinstance(returns, ast.Subscript) and isinstance(returns.slice, ast.Tuple) and isinstance(key, int):
+            if (
+                isinstance(returns, ast.Subscript)
+                and isinstance(returns.slice, ast.Tuple)
+                and isinstance(key, int)
+            ):
                 if key < len(returns.slice.elts):
                     return self.of_annotation(returns.slice.elts[key], callee.scope)
         return UNKNOWN
@@ -457,7 +542,9 @@ class Kinds:
             if isinstance(option, Function) and option.scope is scope:
                 return True
             if isinstance(option, ClassValue) and scope.owner is not None:
-                return scope.owner is option.cls or scope.owner in list(self.evaluator.ancestors(option.cls))
+                return scope.owner is option.cls or scope.owner in list(
+                    self.evaluator.ancestors(option.cls)
+                )
         return False
 
     def given(self, scope: Scope, name: str) -> list[Value]:
@@ -475,6 +562,8 @@ class Kinds:
 
 def nested(attributes: dict[str, Value], name: str) -> dict[str, Value]:
     """Attributes of an attribute."""
-    return {key[len(name) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{name}.")}
-
-
+    return {
+        key[len(name) + 1 :]: value
+        for key, value in attributes.items()
+        if key.startswith(f"{name}.")
+    }

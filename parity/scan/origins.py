@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ from parity.scan.values import (
 )
 
 CONFIG_NAMES = re.compile(
-    r"(config|cfg|conf|args|opt|options|kwargs|params|settings|hparams|generation|sampling|env|environ|request|payload"
+    r"(config|cfg|conf|args|opt|options|kwargs|params|settings|hparams|generation|sampling|env"
+    r"|environ|request|payload"
     r"|defaults|arguments|flags|body|data|doc|spec)s?\d*$",
     re.IGNORECASE,
 )
@@ -44,7 +46,8 @@ class Fact:
     """What a block does about one thing.
 
     value: the constant; of an argument or a configuration its default, else None.
-    source: "literal", "arg NAME", "computed", "config", "not said: <who decides>" or "inside the checkpoint's code".
+    source: "literal", "arg NAME", "computed", "config", "not said: <who decides>" or "inside the
+    checkpoint's code".
     text: for people. line: where it is set, 0 where that is not one line.
     """
 
@@ -55,7 +58,9 @@ class Fact:
 
     @property
     def is_said(self) -> bool:
-        return not self.source.startswith("not said") and self.source != "inside the checkpoint's code"
+        return (
+            not self.source.startswith("not said") and self.source != "inside the checkpoint's code"
+        )
 
     @property
     def is_literal(self) -> bool:
@@ -80,7 +85,11 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         text = value if re.fullmatch(r"[\w.:/+-]{1,40}", value) else repr(value)
     elif isinstance(value, list):
-        text = "[" + ", ".join(repr(item) if isinstance(item, str) else shown(item) for item in value) + "]"
+        text = (
+            "["
+            + ", ".join(repr(item) if isinstance(item, str) else shown(item) for item in value)
+            + "]"
+        )
     else:
         text = str(value)
     return elided(text, 40)
@@ -116,13 +125,9 @@ def fact_of(value: Value | None, unsaid: Fact) -> Fact:
     is_known, constant = literal_of(value)
     if is_known:
         return literal(plain_constant(constant))
-    visit = {
-        Argument: of_argument, Option: of_option, Fallback: of_fallback, Choice: of_choice, Member: of_path,
-        Item: of_path, Element: of_path,
-    }.get(type(value))  # fmt: skip
-    if visit is not None:
-        found: Fact = visit(value, unsaid)
-        return found
+    read = READERS.get(type(value))
+    if read is not None:
+        return read(value, unsaid)
     return Fact(None, "computed", elided(text_of(value)))
 
 
@@ -190,12 +195,21 @@ def of_path(value: Member | Item | Element, unsaid: Fact) -> Fact:
     if isinstance(value, Member) and value.default is not None:
         inner = fact_of(value.default, unsaid)
         if inner.source.startswith("arg ") or inner.source in ("config", "literal"):
-            return Fact(inner.value, "config", elided(text_of(value))) if inner.source == "literal" else inner
+            return (
+                Fact(inner.value, "config", elided(text_of(value)))
+                if inner.source == "literal"
+                else inner
+            )
     root: Value = value
     while isinstance(root, (Member, Item, Element, Changed)):
         root = root.base
     if isinstance(root, (Argument, Option)):
-        if isinstance(root, Argument) and root.is_rest and isinstance(value, Item) and value.base is root:
+        if (
+            isinstance(root, Argument)
+            and root.is_rest
+            and isinstance(value, Item)
+            and value.base is root
+        ):
             return Fact(None, f"arg {value.key}", str(value.key))
         if isinstance(root, Option) or CONFIG_NAMES.search(root.name) or has_config_path(value):
             return Fact(None, "config", elided(text_of(value)))
@@ -209,31 +223,60 @@ def has_config_path(value: Value) -> bool:
         if isinstance(value, Member) and CONFIG_NAMES.search(value.name):
             return True
         value = value.base
-    return isinstance(value, Symbol) and bool(re.search(r"environ|getenv|FLAGS|config|settings", value.name))
+    return isinstance(value, Symbol) and bool(
+        re.search(r"environ|getenv|FLAGS|config|settings", value.name)
+    )
+
+
+READERS: dict[type[Value], Callable[[Any, Fact], Fact]] = {
+    Argument: of_argument,
+    Option: of_option,
+    Fallback: of_fallback,
+    Choice: of_choice,
+    Member: of_path,
+    Item: of_path,
+    Element: of_path,
+}
 
 
 def text_of(value: Value) -> str:
     """An expression as a person would write it, short."""
     value = plain(value)
-    if isinstance(value, Member):
-        return f"{text_of(value.base)}.{value.name}"
-    if isinstance(value, Item):
-        return f"{text_of(value.base)}[{value.key!r}]" if value.key is not None else f"{text_of(value.base)}[…]"
-    if isinstance(value, Call):
-        name = text_of(value.callee).rpartition(".")[2] if "from_" not in text_of(value.callee) else "…"
-        return f"{name}(…)" if name != "…" else name
-    if isinstance(value, Instance):
-        return "self" if value.node is None else f"{value.cls.name}(…)"
-    if isinstance(value, Unknown):
-        return value.text
-    if isinstance(value, (Argument, Option, Symbol)):
-        return value.name
-    if isinstance(value, (Function, ClassValue)):
-        return value.scope.name if isinstance(value, Function) else value.cls.name
-    if isinstance(value, Fallback):
-        return f"{text_of(value.value)}, else {text_of(value.default)}"
-    if isinstance(value, Choice):
-        return " or ".join(text_of(option) for option in value.options[:3])
-    if isinstance(value, Literal):
-        return shown(value.value)
-    return "{…}" if isinstance(value, Dict) else "…"
+    write = WRITERS.get(type(value))
+    return write(value) if write is not None else "…"
+
+
+def text_of_item(value: Item) -> str:
+    key = "…" if value.key is None else repr(value.key)
+    return f"{text_of(value.base)}[{key}]"
+
+
+def text_of_call(value: Call) -> str:
+    name = text_of(value.callee)
+    return "…" if "from_" in name else f"{name.rpartition('.')[2]}(…)"
+
+
+def text_of_instance(value: Instance) -> str:
+    return "self" if value.node is None else f"{value.cls.name}(…)"
+
+
+def text_of_fallback(value: Fallback) -> str:
+    return f"{text_of(value.value)}, else {text_of(value.default)}"
+
+
+WRITERS: dict[type[Value], Callable[[Any], str]] = {
+    Member: lambda value: f"{text_of(value.base)}.{value.name}",
+    Item: text_of_item,
+    Call: text_of_call,
+    Instance: text_of_instance,
+    Unknown: lambda value: str(value.text),
+    Argument: lambda value: str(value.name),
+    Option: lambda value: str(value.name),
+    Symbol: lambda value: str(value.name),
+    Function: lambda value: str(value.scope.name),
+    ClassValue: lambda value: str(value.cls.name),
+    Fallback: text_of_fallback,
+    Choice: lambda value: " or ".join(text_of(option) for option in value.options[:3]),
+    Literal: lambda value: shown(value.value),
+    Dict: lambda value: "{…}",
+}

@@ -1,4 +1,4 @@
-"""A scan for people at a terminal: how many blocks, what differs, what is worst, what to do next."""
+"""A scan for people at a terminal: how many blocks, what differs, what is worst, what is next."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ WORST = 8  # findings that are shown without --all
 SHOWN_BLOCKS = 12
 SHOWN_GROUPS = 3
 SHOWN_FACTS = 10
-MATRIX_COLUMNS = 5  # blocks beside each other; of larger groups the usual value and the odd ones are shown
+MATRIX_COLUMNS = (
+    5  # blocks beside each other; of larger groups the usual value and the odd ones are shown
+)
 NO_BLOCKS = (
-    "no block found: nothing here generates or scores with a local model. Name the folder that holds the code; "
-    "--json lists what looked like one"
+    "no block found: nothing here generates or scores with a local model. Name the folder that "
+    "holds the code; --json lists what looked like one"
 )
 
 
 class Console:
-    """Text for a terminal of some width.   colour: whether it may be painted. is_full: whether nothing is left out."""
+    """Text for a terminal of some width.   colour: whether it may be painted. is_full: whether
+    nothing is left out."""
 
     def __init__(self, *, colour: bool = False, is_full: bool = False, width: int = 0) -> None:
         self.colour = colour
@@ -106,22 +109,30 @@ class Console:
             count = counted(len(group.differing), "fact")
             title = f"Siblings {group.name}: {len(group.blocks)} blocks differ in {count}"
             yield self.paint(title, "bold")
-            yield from self.matrix(group) if len(group.blocks) <= MATRIX_COLUMNS else self.majority(group)
+            yield from (
+                self.matrix(group) if len(group.blocks) <= MATRIX_COLUMNS else self.majority(group)
+            )
         if len(shown) < len(groups):
-            yield self.paint(f"… {counted(len(groups) - len(shown), 'group')} more (--all, or --html)", "dim")
+            yield self.paint(
+                f"… {counted(len(groups) - len(shown), 'group')} more (--all, or --html)", "dim"
+            )
 
     def matrix(self, group: Group) -> Iterator[str]:
         """Facts in rows, blocks in columns; what is not the usual value is marked."""
         facts = group.differing if self.is_full else group.differing[: SHOWN_FACTS + 2]
         room = (self.width - 24) // len(group.blocks) - 2
         heads = [short_place(block, group.blocks) for block in group.blocks]
-        rows = [[""] + heads]
+        rows = [["", *heads]]
         for fact in facts:
             rows.append([fact] + [cell(block, group, fact) for block in group.blocks])
         yield from self.columns(rows, group, facts, room)
 
-    def columns(self, rows: Sequence[Sequence[str]], group: Group, facts: Sequence[str], room: int) -> Iterator[str]:
-        widths = [min(room, max(len(row[index]) for row in rows)) for index in range(1, len(rows[0]))]
+    def columns(
+        self, rows: Sequence[Sequence[str]], group: Group, facts: Sequence[str], room: int
+    ) -> Iterator[str]:
+        widths = [
+            min(room, max(len(row[index]) for row in rows)) for index in range(1, len(rows[0]))
+        ]
         for number, row in enumerate(rows):
             cells = [fit(text, width, at_end=number == 0) for text, width in zip(row[1:], widths)]
             painted = list(cells)
@@ -142,7 +153,9 @@ class Console:
             line = f"  {fact:<22}{fit(f'{usual} ×{count}', 26)}  {others}{more}"
             yield line if len(line) <= self.width else f"{line[: self.width - 1]}…"
         if len(facts) < len(group.differing):
-            yield self.paint(f"  … {len(group.differing) - len(facts)} more facts (--all, or --html)", "dim")
+            yield self.paint(
+                f"  … {len(group.differing) - len(facts)} more facts (--all, or --html)", "dim"
+            )
 
     # == Blocks ==
 
@@ -175,7 +188,8 @@ class Console:
         first = next((block for block in scan.blocks if block.target), scan.blocks[0])
         yield "  record what a block does before you move it, for example:"
         yield f"    {first.record}"
-        yield "  all blocks with their record lines: --all; a page: --html scan.html; for CI: --write-baseline, --fail-on new"
+        yield "  all blocks, each with its record line: --all; a page: --html scan.html"
+        yield "  in CI: --write-baseline once, then --fail-on new"
 
 
 def counted(count: int, noun: str) -> str:
@@ -183,7 +197,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(
+        printable(text), width, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def fit(text: str, width: int, *, at_end: bool = False) -> str:
@@ -211,12 +227,18 @@ def summary(block: ScannedBlock) -> str:
     """The facts that decide most, in a line."""
     facts = block.facts
     parts = list[str]()
-    for name in ("dtype", "padding_side", "template", "do_sample", "temperature", "max_new_tokens", "prompt_slice"):
+    for name in (
+        "dtype",
+        "padding_side",
+        "template",
+        "do_sample",
+        "temperature",
+        "max_new_tokens",
+        "prompt_slice",
+    ):
         fact = facts[name]
         if fact.is_said and str(fact) not in ("none", "False"):
             parts.append(f"{name} {fact}")
     if not facts["do_sample"].is_said and block.library in ("transformers", "pipeline"):
         parts.append("do_sample not said")
     return " · ".join(parts) or "says nothing"
-
-

@@ -21,7 +21,8 @@ from parity.scan.site import Recording, ScannedBlock
 
 @dataclass
 class Scan:
-    """The inventory.   problems: files that could not be read. skipped: folders that were not entered."""
+    """The inventory.   problems: files that could not be read. skipped: folders that were not
+    entered."""
 
     blocks: list[ScannedBlock] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
@@ -46,7 +47,9 @@ class Scan:
             "groups": [group_json(group) for group in self.groups],
             "findings": [finding_json(finding) for finding in self.findings],
             "look_alikes": [vars(look_alike) for look_alike in self.look_alikes],
-            "unreadable": [{"file": source.path, "problem": source.problem} for source in self.problems],
+            "unreadable": [
+                {"file": source.path, "problem": source.problem} for source in self.problems
+            ],
             "skipped": self.skipped,
             "files": self.file_count,
             "lines": self.line_count,
@@ -54,10 +57,13 @@ class Scan:
 
 
 def block_json(block: ScannedBlock) -> dict[str, Any]:
-    facts = {name: {"value": fact.value, "from": fact.source, "text": str(fact)} for name, fact in block.facts.items()}
+    facts = {
+        name: {"value": fact.value, "from": fact.source, "text": str(fact)}
+        for name, fact in block.facts.items()
+    }
     found = {
-        "file": block.file, "line": block.line, "function": block.function, "library": block.library,
-        "kind": block.kind, "class": block.block.thing.name, "facts": facts, "group": block.group,
+        "file": block.file, "line": block.line, "function": block.function,
+        "library": block.library, "kind": block.kind, "class": block.block.thing.name, "facts": facts, "group": block.group,
         "callers": block.callers, "record": block.record,
     }  # fmt: skip
     cell = block.block.module.source.cell(block.block.node.lineno)
@@ -72,7 +78,10 @@ def group_json(group: Group) -> dict[str, Any]:
     return {
         "name": group.name,
         "blocks": [block.place for block in group.blocks],
-        "differing": {fact: {block.place: str(block.facts[fact]) for block in group.blocks} for fact in group.differing},
+        "differing": {
+            fact: {block.place: str(block.facts[fact]) for block in group.blocks}
+            for fact in group.differing
+        },
     }
 
 
@@ -130,7 +139,8 @@ def describe(block: Block, evaluator: Evaluator, kinds: Kinds) -> tuple[ScannedB
 
 
 def name_blocks(blocks: Sequence[ScannedBlock]) -> None:
-    """Give each block a name that stays when lines move: file, function, library and number among these."""
+    """Give each block a name that stays when lines move: file, function, library and number among
+    these."""
     counts = Counter[str]()
     for block in blocks:
         base = f"{block.file}::{block.function or '<module>'}::{block.library}"
@@ -139,14 +149,17 @@ def name_blocks(blocks: Sequence[ScannedBlock]) -> None:
 
 
 def unique_sites(blocks: Sequence[ScannedBlock]) -> None:
-    """Blocks of one function are one site; two functions that would have the same name get another one."""
+    """Blocks of one function are one site; two functions that would have the same name get another
+    one."""
     targets: dict[str, str] = {}
     for block in blocks:
-        target = block.target or block.file
+        target = f"{block.file} {block.target}"
         name = block.site
         number = 2
         while targets.setdefault(name, target) != target:
             name = f"{block.site}-{number}"
             number += 1
-        block.record = block.record.replace(f" {block.site}=", f" {name}=").replace(f"--name {block.site} ", f"--name {name} ")
+        block.record = block.record.replace(f" {block.site}=", f" {name}=").replace(
+            f"--name {block.site} ", f"--name {name} "
+        )
         block.site = name

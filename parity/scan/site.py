@@ -15,7 +15,8 @@ from parity.scan.origins import Fact
 
 @dataclass
 class ScannedBlock:
-    """record: the command that records it. note: what stands in the way of that. key: its name in a baseline."""
+    """record: the command that records it. note: what stands in the way of that. key: its name in
+    a baseline."""
 
     block: Block
     kind: str
@@ -67,7 +68,9 @@ class Recording:
         if scope is None:
             scanned.site = site_name(module.path, "")
             if scanned.block.scope.qualname:
-                scanned.note = "a generator or a coroutine: record a function around it that returns a value"
+                scanned.note = (
+                    "a generator or a coroutine: record a function around it that returns a value"
+                )
             script = command if scanned.block.scope.qualname else f"python {module.path}"
             scanned.record = f"python -m parity record --name {scanned.site} -- {script} …"
             return
@@ -76,11 +79,15 @@ class Recording:
         scanned.target = f"{where}:{scope.qualname}"
         scanned.site = site_name(scope.module.path, scope.qualname)
         if scope is not scanned.block.scope:
-            scanned.note = f"recorded at {scope.qualname}, the function around it that returns a value"
+            scanned.note = (
+                f"recorded at {scope.qualname}, the function around it that returns a value"
+            )
         if not entry:
             entry_package = self.package_entry(module)
             command = f"-m {entry_package}" if entry_package else command
-        scanned.record = f"python -m parity record --site {scanned.site}={scanned.target} -- {command} …"
+        scanned.record = (
+            f"python -m parity record --site {scanned.site}={scanned.target} -- {command} …"
+        )
 
     @staticmethod
     def describe_notebook(scanned: ScannedBlock) -> None:
@@ -91,7 +98,8 @@ class Recording:
         scanned.record = f"python -m parity record --name {scanned.site} -- python {script} …"
 
     def recordable(self, scope: Scope, depth: int) -> Scope | None:
-        """The function that `record` can name: at the top of a file or in a class, and it returns a value once."""
+        """The function that `record` can name: at the top of a file or in a class, and it returns
+        a value once."""
         while scope.parent is not None and scope.parent.qualname:
             scope = scope.parent
         if not scope.qualname:
@@ -105,7 +113,8 @@ class Recording:
         return scope
 
     def entry(self, module: Module) -> str:
-        """A script that reaches a module: itself, or one of the repository that imports it; "" where none does."""
+        """A script that reaches a module: itself, or one of the repository that imports it; ""
+        where none does."""
         if is_script(module):
             return module.path
         for importer in self.importers(module, 2):
@@ -118,7 +127,9 @@ class Recording:
         found = list[Module]()
         for other in self.repository.importers.get(tail, ())[:20]:
             targets = [target for target in other.imports.values() if tail in target.split(".")]
-            if other is not module and any(self.reaches(target, other, module) for target in targets):
+            if other is not module and any(
+                self.reaches(target, other, module) for target in targets
+            ):
                 found.append(other)
         yield from found
         for other in found[:6] if depth > 1 else ():
@@ -140,7 +151,10 @@ class Recording:
 
 
 def is_script(module: Module) -> bool:
-    return re.search(r"^if __name__ *== *['\"]__main__['\"]", module.source.text, re.MULTILINE) is not None
+    return (
+        re.search(r"^if __name__ *== *['\"]__main__['\"]", module.source.text, re.MULTILINE)
+        is not None
+    )
 
 
 def import_name(module: Module) -> str:
@@ -148,10 +162,15 @@ def import_name(module: Module) -> str:
 
 
 def import_name_of(path: str) -> str:
-    """The dotted name that a file is imported by: from the highest folder that is a package; folders within it
+    """The dotted name that a file is imported by: from the highest folder that is a package;
+    folders within it
     need no __init__.py."""
     parts = path.replace(os.sep, "/").removesuffix(".py").split("/")
-    tops = [end for end in range(1, len(parts)) if os.path.exists("/".join([*parts[:end], "__init__.py"]))]
+    tops = [
+        end
+        for end in range(1, len(parts))
+        if os.path.exists("/".join([*parts[:end], "__init__.py"]))
+    ]
     names = parts[tops[0] - 1 :] if tops else parts[-1:]
     return ".".join(names[:-1] if names[-1] == "__init__" and len(names) > 1 else names)
 

@@ -139,7 +139,8 @@ class Choice(Value):
 
 @dataclass(frozen=True, eq=False)
 class Fallback(Value):
-    """A value where it is given, else the default: `x or d`, `d.get(k, v)`, `if k not in d: d[k] = v`."""
+    """A value where it is given, else the default: `x or d`, `d.get(k, v)`, `if k not in d: d[k] =
+    v`."""
 
     value: Value
     default: Value
@@ -164,7 +165,8 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Changed(Value):
-    """A value with attributes that were set on it, dotted ("tokenizer.padding_side"), and methods called on it."""
+    """A value with attributes that were set on it, dotted ("tokenizer.padding_side"), and methods
+    called on it."""
 
     base: Value
     attributes: Dictionary[str, Value] = field(default_factory=dict)
@@ -173,11 +175,18 @@ class Changed(Value):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A scope, and what its parameters are where its caller is known.   depth: of calls that were followed."""
+    """A scope, and what its parameters are where its caller is known.   depth: of calls that were
+    followed."""
 
     scope: Scope
     values: Dictionary[str, Value | tuple[ast.expr, Frame]] = field(default_factory=dict)
     depth: int = 0
+
+
+def symbol_name(value: Value) -> str:
+    """The dotted name of what is from outside the repository; "" of anything else."""
+    inner = plain(value)
+    return inner.name if isinstance(inner, Symbol) else ""
 
 
 def options_of(value: Value) -> list[Value]:

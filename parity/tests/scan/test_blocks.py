@@ -83,7 +83,8 @@ def test_find_what_looks_like_a_block_is_left_out_with_its_reason(code: str, rea
 
 def test_find_a_wrapper_is_followed_to_its_block() -> None:
     files = {
-        "acme/llm.py": LOAD + "class Llm:\n    def generate(self, q):\n        return model.generate(q, max_new_tokens=3)\n",
+        "acme/llm.py": LOAD
+        + "class Llm:\n    def generate(self, q):\n        return model.generate(q, max_new_tokens=3)\n",
         "acme/use.py": "from acme.llm import Llm\ndef run(q):\n    return Llm().generate(q)\n",
     }
     found = scan_texts(files)

@@ -75,7 +75,7 @@ def test_run_scan_fail_on_new_fails_for_a_new_block_only(folder: Path, capsys: p
     add_copy("do_sample=False")
     capsys.readouterr()
     assert main(["scan", "app", "--fail-on", "new"]) == 1
-    assert "new block: app/new.py:11 ask" in capsys.readouterr().out
+    assert "new block: app/new.py:10 ask" in capsys.readouterr().out
 
 
 def test_run_scan_fail_on_drift_fails_for_drift_that_the_baseline_has_not(folder: Path) -> None:

@@ -176,7 +176,9 @@ def test_result_is_followed_to_its_text(behind: str, expected: tuple[str, bool, 
 
 
 def test_result_is_followed_into_a_function_and_to_a_caller() -> None:
-    code = LOAD + """
+    code = (
+        LOAD
+        + """
 def clean(text):
     return text.split("</s>")[0].strip()
 def run(x):
@@ -186,18 +188,22 @@ def ask(q):
     out = run(x)
     return clean(tokenizer.decode(out[0][x.input_ids.shape[1]:], skip_special_tokens=True))
 """
+    )
     facts = facts_of(code)
     assert (facts["prompt_slice"].value, facts["skip_special_tokens"].value) == ("by_len", True)
     assert (facts["strip"].value, facts["cuts_by_hand"].value) == (True, True)
 
 
 def test_streamer_says_how_it_decodes() -> None:
-    code = LOAD + """
+    code = (
+        LOAD
+        + """
 from threading import Thread
 from transformers import TextIteratorStreamer
 streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 Thread(target=model.generate, kwargs=dict(max_new_tokens=5, streamer=streamer)).start()
 """
+    )
     facts = facts_of(code)
     assert facts["prompt_slice"].value == "by_len"
     assert facts["skip_special_tokens"].value is True
@@ -205,10 +211,13 @@ Thread(target=model.generate, kwargs=dict(max_new_tokens=5, streamer=streamer)).
 
 
 def test_pipeline_takes_settings_from_its_construction_and_its_call() -> None:
-    code = HEAD + """
+    code = (
+        HEAD
+        + """
 pipe = pipeline("text-generation", model="m", torch_dtype=torch.float16, return_full_text=False, max_new_tokens=9)
 pipe(q, do_sample=False, batch_size=4)
 """
+    )
     facts = facts_of(code)
     assert [facts[name].value for name in ("dtype", "max_new_tokens", "do_sample", "batch", "prompt_slice")] == [
         "float16", 9, False, 4, "by_text",

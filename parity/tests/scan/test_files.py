@@ -30,7 +30,7 @@ def test_find_files_vendored_folders_are_skipped_and_named(tmp_path: Path) -> No
 
 
 def test_find_files_path_that_is_not_there_raises() -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match="there is no file or folder"):
         find_files(["no/such/folder"])
 
 

@@ -7,20 +7,29 @@ import pytest
 from parity.tests.scan.material import LOAD, scan_text, scan_texts
 from parity.tests.scan.test_groups import copies
 
-BATCH = LOAD + "texts = [a, b]\nx = tokenizer(texts, padding=True)\nout = model.generate({})\ntokenizer.batch_decode(out, skip_special_tokens=True)"
+BATCH = (
+    LOAD
+    + "texts = [a, b]\nx = tokenizer(texts, padding=True)\nout = model.generate({})\ntokenizer.batch_decode(out, skip_special_tokens=True)"
+)
 VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\nllm.generate(p, {})"
-CRITERION = LOAD + """
+CRITERION = (
+    LOAD
+    + """
 from transformers import StoppingCriteriaList
 def f(x):
     stops = StoppingCriteriaList([Stop()])
-    return model.generate(**x, max_new_tokens=3{})
+    return model.generate(**inputs, max_new_tokens=3{})
 """
-CHAT = LOAD + """
+)
+CHAT = (
+    LOAD
+    + """
 def f(m):
     text = tokenizer.apply_chat_template(m, tokenize=False{})
     x = tokenizer(text{})
-    return model.generate(**x, max_new_tokens=3)
+    return model.generate(**inputs, max_new_tokens=3)
 """
+)
 RIGHT = "tokenizer.padding_side = 'right'\n"
 
 
@@ -31,24 +40,24 @@ def rules(code: str) -> set[str]:
 @pytest.mark.parametrize(
     ("rule", "bad", "good"),
     [
-        ("temperature-undecided", LOAD + "model.generate(**x, temperature=0.7)", LOAD + "model.generate(**x, temperature=0.7, do_sample=True)"),
-        ("idle-temperature", LOAD + "model.generate(**x, temperature=0.7, do_sample=False)", LOAD + "model.generate(**x, temperature=None, do_sample=False)"),
-        ("sampling-at-zero", LOAD + "model.generate(**x, temperature=0, do_sample=True)", LOAD + "model.generate(**x, temperature=0, do_sample=False)"),
-        ("idle-top", LOAD + "model.generate(**x, top_k=5, do_sample=False)", LOAD + "model.generate(**x, top_k=5, do_sample=True)"),
+        ("temperature-undecided", LOAD + "model.generate(**inputs, temperature=0.7)", LOAD + "model.generate(**inputs, temperature=0.7, do_sample=True)"),
+        ("idle-temperature", LOAD + "model.generate(**inputs, temperature=0.7, do_sample=False)", LOAD + "model.generate(**inputs, temperature=None, do_sample=False)"),
+        ("sampling-at-zero", LOAD + "model.generate(**inputs, temperature=0, do_sample=True)", LOAD + "model.generate(**inputs, temperature=0, do_sample=False)"),
+        ("idle-top", LOAD + "model.generate(**inputs, top_k=5, do_sample=False)", LOAD + "model.generate(**inputs, top_k=5, do_sample=True)"),
         ("idle-top", VLLM.format("SamplingParams(temperature=0, top_k=5)"), VLLM.format("SamplingParams(temperature=1, top_k=5)")),
-        ("hidden-top-k", LOAD + "model.generate(**x, do_sample=True)", LOAD + "model.generate(**x, do_sample=True, top_k=0)"),
-        ("default-budget", LOAD + "model.generate(**x)", LOAD + "model.generate(**x, max_new_tokens=3)"),
+        ("hidden-top-k", LOAD + "model.generate(**inputs, do_sample=True)", LOAD + "model.generate(**inputs, do_sample=True, top_k=0)"),
+        ("default-budget", LOAD + "model.generate(**inputs)", LOAD + "model.generate(**inputs, max_new_tokens=3)"),
         ("vllm-default-budget", VLLM.format("SamplingParams(temperature=0)"), VLLM.format("SamplingParams(max_tokens=5)")),
-        ("counts-prompt", LOAD + "model.generate(**x, max_length=99)", LOAD + "model.generate(**x, max_new_tokens=99)"),
+        ("counts-prompt", LOAD + "model.generate(**inputs, max_length=99)", LOAD + "model.generate(**inputs, max_new_tokens=99)"),
         ("padding-side-not-said", BATCH.format("**x"), "", ),
         ("pads-right", BATCH.format("**x").replace("texts =", RIGHT + "texts ="), BATCH.format("**x")),
         ("no-attention-mask", BATCH.format("x.input_ids"), BATCH.format("x.input_ids, attention_mask=x.attention_mask")),
         ("idle-criterion", CRITERION.format(""), CRITERION.format(", stopping_criteria=stops")),
         ("no-generation-prompt", CHAT.format("", ""), CHAT.format(", add_generation_prompt=True", "")),
         ("doubled-bos", CHAT.format("", ""), CHAT.format("", ", add_special_tokens=False")),
-        ("cast-after-load", LOAD.replace("('m')", "").replace('AutoModelForCausalLM.from_pretrained("m")', 'AutoModelForCausalLM.from_pretrained("m", torch_dtype=torch.bfloat16).half()') + "model.generate(**x)", LOAD + "model.generate(**x)"),
-        ("dtype-of-tokenizer", LOAD.replace('AutoTokenizer.from_pretrained("m")', 'AutoTokenizer.from_pretrained("m", torch_dtype="auto")') + "x = tokenizer(q)\nmodel.generate(**x)", LOAD + "x = tokenizer(q)\nmodel.generate(**x)"),
-        ("unseeded", LOAD + "model.generate(**x, do_sample=True)", LOAD + "torch.manual_seed(1)\nmodel.generate(**x, do_sample=True)"),
+        ("cast-after-load", LOAD.replace("('m')", "").replace('AutoModelForCausalLM.from_pretrained("m")', 'AutoModelForCausalLM.from_pretrained("m", torch_dtype=torch.bfloat16).half()') + "model.generate(**inputs)", LOAD + "model.generate(**inputs)"),
+        ("dtype-of-tokenizer", LOAD.replace('AutoTokenizer.from_pretrained("m")', 'AutoTokenizer.from_pretrained("m", torch_dtype="auto")') + "x = tokenizer(q)\nmodel.generate(**inputs)", LOAD + "x = tokenizer(q)\nmodel.generate(**inputs)"),
+        ("unseeded", LOAD + "model.generate(**inputs, do_sample=True)", LOAD + "torch.manual_seed(1)\nmodel.generate(**inputs, do_sample=True)"),
     ],
 )  # fmt: skip
 def test_find_all_a_rule_applies_where_it_should(rule: str, bad: str, good: str) -> None:
@@ -57,10 +66,14 @@ def test_find_all_a_rule_applies_where_it_should(rule: str, bad: str, good: str)
 
 
 def test_find_all_drift_names_values_and_the_odd_one() -> None:
-    found = scan_texts(copies("do_sample=False, max_new_tokens=3", "do_sample=False, max_new_tokens=3", "do_sample=True, max_new_tokens=3"))
+    found = scan_texts(
+        copies(
+            "do_sample=False, max_new_tokens=3", "do_sample=False, max_new_tokens=3", "do_sample=True, max_new_tokens=3"
+        )
+    )
     [drift] = found.drifts
     assert drift.message == "do_sample differs among 3 siblings of ask: False in 2, True in 1"
-    assert drift.places == ["app/a2.py:11"]
+    assert drift.places == ["app/a2.py:10"]
 
 
 def test_find_all_the_worst_stands_first() -> None:

@@ -8,13 +8,16 @@ from parity.scan.groups import comparable, make_groups
 from parity.scan.origins import Fact, literal, not_said
 from parity.tests.scan.material import LOAD, scan_texts
 
-ASK = LOAD + """
+ASK = (
+    LOAD
+    + """
 def {name}(question):
     text = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(model.device)
     output = model.generate(**inputs, {settings})
     return tokenizer.decode(output[0, inputs.input_ids.shape[1]:], skip_special_tokens=True)
 """
+)
 OTHER = LOAD + "def other(rows):\n    for row in rows:\n        save(row, model.generate(load(row)), path=3)\n"
 
 

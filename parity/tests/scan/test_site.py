@@ -58,5 +58,3 @@ def test_describe_a_notebook_says_what_to_do_first() -> None:
     text = '{"cells": [{"cell_type": "code", "source": "from vllm import LLM\\nLLM(1).generate(2)"}]}'
     [block] = scan_texts({"nb.ipynb": text}).blocks
     assert "nbconvert" in block.note
-
-
