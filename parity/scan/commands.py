@@ -28,7 +28,8 @@ EXAMPLE = """examples:
   python -m parity scan --fail-on new                    fails where a block was added
 
 exit codes: 0 blocks were found, and nothing that --fail-on asks for; 1 drift or a new block, as
---fail-on asks; 2 usage; 5 no block was found. A file that cannot be parsed is named and changes no exit code."""
+--fail-on asks; 2 usage; 5 no block was found. A file that cannot be parsed is
+named and changes no exit code."""
 
 
 def run_scan(args: argparse.Namespace) -> int:

@@ -64,6 +64,7 @@ SAME = {  # functions that give back what they are given
     "copy.copy", "copy.deepcopy", "deepcopy", "tuple", "list", "typing.cast", "ast.literal_eval",
     "itertools.chain", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm",
 }  # fmt: skip
+KNOWN = (Literal, Items, Dict, Argument, Call, Instance, Symbol)  # an entry that is surely there
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -268,10 +269,10 @@ class Evaluator:
         found = values[-1]
         for value in reversed(values[:-1]):
             is_known, constant = literal_of(value)
-            if is_known:
-                found = value if constant else found
-            else:
+            if not is_known:
                 found = Fallback(value, found)
+            elif constant:
+                found = value
         return found
 
     def value_UnaryOp(self, node: ast.UnaryOp, frame: Frame) -> Value:
@@ -519,32 +520,26 @@ class Evaluator:
         if not is_known:
             if binding.kind == "pop":
                 return table
-            stored = (self.value(binding.value, frame),) if binding.value is not None else ()
-            return Dict(table.entries, (*table.rest, Unknown(binding.name, stored)))
+            parts = [self.value(binding.value, frame)] if binding.value is not None else []
+            return Dict(table.entries, (*table.rest, Unknown(binding.name, tuple(parts))))
         key = str(key)
         old = self.item(table, key, key)
-        if binding.kind == "pop":
-            new: Value = ABSENT if not needed else choose([ABSENT, old])
-        elif binding.kind == "setdefault":
-            default = self.value(binding.value, frame) if binding.value is not None else Unknown()
-            is_there = isinstance(
-                plain(old), (Literal, Items, Dict, Argument, Call, Instance, Symbol)
-            )
-            new = (
-                old if is_there else default if isinstance(old, Absent) else Fallback(old, default)
-            )
-        else:
-            stored = self.value(binding.value, frame) if binding.value is not None else Unknown()
-            is_default = (
-                len(needed) == 1
-                and needed[0].test is not None
-                and is_missing_test(needed[0].test, key)
-            )
-            if is_default:
-                new = stored if isinstance(old, Absent) else Fallback(old, stored)
-            else:
-                new = stored if not needed else choose([stored, old])
+        stored = self.value(binding.value, frame) if binding.value is not None else ABSENT
+        new = self.stored_item(binding, key, old, stored, needed)
         return Dict({**table.entries, key: new}, table.rest)
+
+    @staticmethod
+    def stored_item(
+        binding: Binding, key: str, old: Value, stored: Value, needed: list[Arm]
+    ) -> Value:
+        """An entry after it was set, popped or given a default."""
+        if binding.kind == "setdefault" and isinstance(plain(old), KNOWN):
+            return old
+        test = needed[0].test if len(needed) == 1 else None
+        is_default = test is not None and is_missing_test(test, key)
+        if binding.kind == "setdefault" or is_default:
+            return stored if isinstance(old, Absent) else Fallback(old, stored)
+        return choose([stored, old]) if needed else stored
 
     def updated(self, binding: Binding, frame: Frame) -> Value:
         """What `d.update(...)` or `d |= ...` adds."""
@@ -771,16 +766,12 @@ class Evaluator:
 
     def method_frame(self, method: Scope, owner: Value) -> Frame:
         """The frame of a method; of `__init__`, with what the constructor was given."""
-        if (
-            method.name == "__init__"
-            and isinstance(owner, Instance)
-            and owner.node is not None
-            and owner.frame
-        ):
-            if owner.frame.depth < MAX_CALLS:
-                values = self.bind_arguments(method, owner.node, owner.frame, owner)
-                return Frame(method, values, owner.frame.depth + 1)
-        return self.frame(method)
+        if method.name != "__init__" or not isinstance(owner, Instance) or owner.node is None:
+            return self.frame(method)
+        if owner.frame is None or owner.frame.depth >= MAX_CALLS:
+            return self.frame(method)
+        values = self.bind_arguments(method, owner.node, owner.frame, owner)
+        return Frame(method, values, owner.frame.depth + 1)
 
     def with_method_effects(self, value: Value, cls: Class, name: str, owner: Value) -> Value:
         """A value with what the methods of a class do to `self.name`."""
@@ -794,22 +785,19 @@ class Evaluator:
     # == Items ==
 
     def item(self, base: Value, key: Any, text: str) -> Value:
-        if isinstance(base, Changed):
-            return self.item(base.base, key, text)
-        if isinstance(base, Choice):
-            return choose([self.item(option, key, text) for option in base.options])
-        if isinstance(base, Fallback):
-            return choose([self.item(option, key, text) for option in (base.value, base.default)])
-        if isinstance(base, Dict):
-            return self.item_of_dict(base, key, text)
-        if isinstance(base, Items):
-            if isinstance(key, int) and -len(base.items) <= key < len(base.items):
-                return base.items[key]
-            return choose(list(base.items)) if key is None and base.items else Unknown(text)
-        if isinstance(base, Argument) and base.is_rest and isinstance(key, str):
+        """`base[key]`.   key: None where it is not known."""
+        inner = plain(base)
+        options = options_of(inner)
+        if len(options) > 1:
+            return choose([self.item(option, key, text) for option in options])
+        if isinstance(inner, Dict):
+            return self.item_of_dict(inner, key, text)
+        if isinstance(inner, Items):
+            return item_of_list(inner, key, text)
+        if isinstance(inner, Argument) and inner.is_rest and isinstance(key, str):
             return Option(key)
-        if isinstance(base, Symbol) and key == 0:
-            return base  # LLM, is_there = optional_import("vllm", "LLM")
+        if isinstance(inner, Symbol) and key == 0:
+            return inner  # LLM, is_there = optional_import("vllm", "LLM")
         return Item(base, key)
 
     def item_of_dict(self, base: Dict, key: Any, text: str) -> Value:
@@ -935,33 +923,23 @@ class Evaluator:
         """Which parameter is given what by a call."""
         found: dict[str, Any] = {}
         positional = list(scope.positional)
-        if scope.is_method and positional:
-            own = positional.pop(0)
-            found[own] = bound if bound is not None else Instance(scope.owner)  # type: ignore[arg-type]
+        if scope.is_method and positional and scope.owner is not None:
+            found[positional.pop(0)] = bound if bound is not None else Instance(scope.owner)
         for name, argument in zip(positional, node.args):
             if isinstance(argument, ast.Starred):
                 break
             found[name] = (argument, frame)
-        extra = Dict({})
         for keyword in node.keywords:
-            if keyword.arg is None:
-                extra = merged(extra, self.value(keyword.value, frame))
-            elif keyword.arg in scope.parameters:
+            if keyword.arg in scope.parameters:
                 found[keyword.arg] = (keyword.value, frame)
-            else:
-                extra = Dict(
-                    {**extra.entries, keyword.arg: self.value(keyword.value, frame)}, extra.rest
-                )
-        for name, value in extra.entries.items():
-            if name in scope.parameters:
-                found.setdefault(name, value)
-        if not extra.rest:
+        given = self.keywords(node, frame)
+        extra = {name: value for name, value in given.entries.items() if name not in found}
+        found.update({name: value for name, value in extra.items() if name in scope.parameters})
+        if not given.rest:
             self.bind_defaults(scope, found)
         if scope.keyword_rest:
-            kept = {
-                key: value for key, value in extra.entries.items() if key not in scope.parameters
-            }
-            found[scope.keyword_rest] = Dict(kept, extra.rest)
+            kept = {name: value for name, value in extra.items() if name not in scope.parameters}
+            found[scope.keyword_rest] = Dict(kept, given.rest)
         return found
 
     def bind_defaults(self, scope: Scope, found: dict[str, Any]) -> None:
@@ -1020,19 +998,21 @@ class Evaluator:
             return
         if last not in ("add_argument", "add_option") or not names:
             return
-        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        given = self.keywords(call, self.frame(scope)).entries
         long = [name for name in names if name.startswith("--")] or names
-        dest = long[0].lstrip("-").replace("-", "_")
-        if isinstance(given.get("dest"), ast.Constant):
-            dest = str(given["dest"].value)  # type: ignore[attr-defined]
-        default: Value | None = None
-        if "default" in given:
-            default = self.value(given["default"], self.frame(scope))
-        elif isinstance(given.get("action"), ast.Constant):
-            default = {"store_true": Literal(False), "store_false": Literal(True)}.get(
-                given["action"].value
-            )  # type: ignore[attr-defined]
-        options.setdefault(dest, Option(dest, default))
+        is_known, dest = literal_of(given.get("dest", ABSENT))
+        name = str(dest) if is_known else long[0].lstrip("-").replace("-", "_")
+        default = given.get("default")
+        if default is None:
+            action = literal_of(given.get("action", ABSENT))[1]
+            default = {"store_true": Literal(False), "store_false": Literal(True)}.get(action)
+        options.setdefault(name, Option(name, default))
+
+
+def item_of_list(base: Items, key: Any, text: str) -> Value:
+    if isinstance(key, int) and -len(base.items) <= key < len(base.items):
+        return base.items[key]
+    return choose(list(base.items)) if key is None and base.items else Unknown(text)
 
 
 def settings_by_name(value: Value, name: str) -> Value:

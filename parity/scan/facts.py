@@ -35,8 +35,10 @@ from parity.scan.values import (
     Unknown,
     Value,
     choose,
+    is_literal,
     options_of,
     plain,
+    table_of,
 )
 
 NAMES = (
@@ -314,23 +316,26 @@ class Facts:
         return True
 
     def is_encoded(self, value: Value, depth: int = 0) -> bool:
+        """Whether a value is what a tokenizer or a processor made."""
         inner = plain(value)
-        if depth > 5:
-            return False
         if isinstance(inner, Call):
-            callee = plain(inner.callee)
-            if self.kinds.of(callee).kind in ("tokenizer", "processor"):
-                return True
-            if isinstance(callee, Member):
-                if callee.name == "apply_chat_template" or self.is_encoded(callee.base, depth + 1):
-                    return True
-            text = source_text(inner.node, 200)
-            return re.search(r"processor|tokeniz|encode|prepare|collat|inputs", text) is not None
+            return self.is_encoding_call(inner, depth)
         if isinstance(inner, Unknown):
             return re.search(r"input|encod|\.to\(", inner.text) is not None
-        if isinstance(inner, (Member, Item, Element)):
+        if isinstance(inner, (Member, Item, Element)) and depth < 6:
             return self.is_encoded(inner.base, depth + 1)
         return False
+
+    def is_encoding_call(self, call: Call, depth: int) -> bool:
+        callee = plain(call.callee)
+        if self.kinds.of(callee).kind in ("tokenizer", "processor"):
+            return True
+        if isinstance(callee, Member) and depth < 6:
+            is_rendered = callee.name == "apply_chat_template"
+            if is_rendered or self.is_encoded(callee.base, depth + 1):
+                return True
+        text = source_text(call.node, 200)
+        return re.search(r"processor|tokeniz|encode|prepare|collat|inputs", text) is not None
 
     # == Load ==
 
@@ -383,17 +388,13 @@ class Facts:
         """A setting of a loader, also among `model_kwargs` of a pipeline."""
         for name in names:
             value = load.settings.entries.get(name)
-            if value is not None and not (
-                isinstance(plain(value), Literal) and plain(value).value is None
-            ):  # type: ignore[attr-defined]
+            if value is not None and not is_literal(value, None):
                 return value
         for nested in ("model_kwargs", "model_init_kwargs"):
-            inner = load.settings.entries.get(nested)
-            table = plain(inner) if inner is not None else None
-            if isinstance(table, Dict):
-                for name in names:
-                    if name in table.entries:
-                        return table.entries[name]
+            table = table_of(load.settings.entries.get(nested))
+            for name in names:
+                if name in table.entries:
+                    return table.entries[name]
         if self.block.library == "pipeline" and "model" in load.settings.entries:
             for own in self.kinds.of(load.settings.entries["model"]).loads:
                 if own is not load:
@@ -703,27 +704,27 @@ class Facts:
         return any(re.search(r"prompt|text|input|message|query|question", name) for name in names)
 
     def read_template(self) -> Fact:
-        block = self.block
-        if block.is_remote:
+        if self.block.is_remote:
             return REMOTE
-        if block.library == "vllm" and block.form == "chat":
+        if self.is_vllm_chat:
             return literal("apply_chat_template", "inside vLLM's chat")
         if self.template_call is not None:
             return literal("apply_chat_template")
-        if block.library == "pipeline" and self.is_given_messages():
+        if self.block.library == "pipeline" and self.is_given_messages():
             return literal("apply_chat_template", "inside the pipeline")
-        texts = [
-            function_text(scope)
-            for scope in (*self.around.near, *self.around.callers)
-            if scope.qualname
-        ]
+        return literal("hand-written" if self.is_hand_written() else "none")
+
+    @property
+    def is_vllm_chat(self) -> bool:
+        return self.block.library == "vllm" and self.block.form == "chat"
+
+    def is_hand_written(self) -> bool:
+        scopes = [scope for scope in self.around.near if scope.qualname]
+        scopes += [scope for scope in self.around.callers if scope.qualname]
         if not self.block.scope.qualname:
-            texts.append(function_text(self.block.scope))
-        if any(HAND_WRITTEN.search(text) for text in texts):
-            return literal("hand-written")
-        if self.is_composed():
-            return literal("hand-written")
-        return literal("none")
+            scopes.append(self.block.scope)
+        has_marker = any(HAND_WRITTEN.search(function_text(scope)) for scope in scopes)
+        return has_marker or self.is_composed()
 
     def is_given_messages(self) -> bool:
         """Whether a pipeline is given a list of messages."""
@@ -753,38 +754,26 @@ class Facts:
         return False
 
     def template_setting(self, name: str, unsaid: Fact) -> Fact:
-        block = self.block
-        if block.is_remote:
+        """A switch of the chat template, given to it or among chat_template_kwargs."""
+        if self.block.is_remote:
             return REMOTE
-        if block.library == "vllm" and block.form == "chat":
-            nested = block.settings.entries.get("chat_template_kwargs")
-            table = plain(nested) if nested is not None else Dict({})
-            value = block.settings.entries.get(name)
-            if value is None and isinstance(table, Dict):
-                value = table.entries.get(name)
-            return fact_of(value, unsaid)
-        if self.template_call is None:
+        if self.is_vllm_chat:
+            settings = self.block.settings
+        elif self.template_call is None:
             return not_said("nobody: no chat template is rendered")
-        call, scope = self.template_call
-        settings = self.evaluator.keywords(call, self.evaluator.frame(scope))
-        if name in settings.entries:
-            return fact_of(settings.entries[name], unsaid)
-        nested = settings.entries.get("chat_template_kwargs")
-        if nested is not None and isinstance(plain(nested), Dict) and name in plain(nested).entries:  # type: ignore[attr-defined]
-            return fact_of(plain(nested).entries[name], unsaid)  # type: ignore[attr-defined]
-        for rest in settings.rest:
-            fact = fact_of(rest, unsaid)
-            return Fact(
-                None, fact.source if fact.source.startswith("arg ") else "config", f"**{fact.text}"
-            )
-        return unsaid
+        else:
+            call, scope = self.template_call
+            settings = self.evaluator.keywords(call, self.evaluator.frame(scope))
+        inner = table_of(settings.entries.get("chat_template_kwargs"))
+        value = settings.entries.get(name, inner.entries.get(name))
+        if value is not None or not settings.rest or self.is_vllm_chat:
+            return fact_of(value, unsaid)
+        rest = fact_of(settings.rest[0], unsaid)
+        source = rest.source if rest.source.startswith("arg ") else "config"
+        return Fact(None, source, f"**{rest.text}")
 
     def read_add_generation_prompt(self) -> Fact:
-        default = (
-            "vLLM (True)"
-            if self.block.library == "vllm" and self.block.form == "chat"
-            else "the library (False)"
-        )
+        default = "vLLM (True)" if self.is_vllm_chat else "the library (False)"
         return self.template_setting("add_generation_prompt", not_said(default))
 
     def read_enable_thinking(self) -> Fact:
@@ -910,12 +899,8 @@ class Facts:
         default = not_said("the library (1)")
         if self.block.library in ("score", "loop"):
             return NOTHING_GENERATED if self.block.library == "score" else default
-        fact = (
-            self.setting(default, "n")
-            if self.block.library == "vllm"
-            else self.setting(default, "num_return_sequences")
-        )
-        return fact
+        name = "n" if self.block.library == "vllm" else "num_return_sequences"
+        return self.setting(default, name)
 
     def read_seed(self) -> Fact:
         if self.block.library == "vllm":
@@ -984,22 +969,19 @@ class Facts:
         return None
 
     def read_skip_special_tokens(self) -> Fact:
-        block = self.block
-        if block.is_remote:
+        library = self.block.library
+        if self.block.is_remote:
             return REMOTE
-        if block.library == "vllm":
+        if library == "vllm":
             return self.setting(not_said("vLLM (True)"), "skip_special_tokens")
-        streamed = self.streamer_setting("skip_special_tokens")
-        if streamed is not None:
-            return streamed
-        found = self.decode_setting("skip_special_tokens")
-        if found is not None:
-            return found
-        if block.library == "pipeline":
+        said = self.streamer_setting("skip_special_tokens")
+        said = said or self.decode_setting("skip_special_tokens")
+        if said is not None:
+            return said
+        if library == "pipeline":
             return self.setting(not_said("the pipeline (True)"), "skip_special_tokens")
-        if self.outcome.decodes:
-            return not_said("the library (False)")
-        return not_said("nobody: nothing is decoded here")
+        is_decoded = bool(self.outcome.decodes)
+        return not_said("the library (False)" if is_decoded else "nobody: nothing is decoded here")
 
     def streamer_setting(self, name: str) -> Fact | None:
         value = self.block.settings.entries.get("streamer")
@@ -1052,23 +1034,16 @@ class Facts:
     # == Batch ==
 
     def read_batch(self) -> Fact:
-        block = self.block
         size = self.batch_size()
         if size is not None:
             return size
-        if block.library == "vllm":
+        if self.block.library == "vllm":
             return self.batch_of_prompts()
         padding = self.encoding_setting("padding")
-        is_padded = padding is not None and not (
-            isinstance(plain(padding), Literal) and plain(padding).value in (False, None)
-        )  # type: ignore[attr-defined]
-        if self.outcome.is_indexed and not self.outcome.is_looped and not self.takes_list():
-            return literal(1)
-        if is_padded and self.takes_list():
+        is_padded = padding is not None and not is_literal(padding, False, None)
+        if self.takes_list() and (is_padded or self.outcome.is_looped):
             return Fact(None, "computed", "many")
-        if self.outcome.is_looped and self.takes_list():
-            return Fact(None, "computed", "many")
-        if self.takes_single():
+        if self.outcome.is_indexed and not self.outcome.is_looped:
             return literal(1)
         return Fact(None, "computed", "as many as are given")
 
@@ -1134,19 +1109,15 @@ class Facts:
                     return True
         return False
 
-    def takes_single(self) -> bool:
-        return self.outcome.is_indexed and not self.outcome.is_looped
-
-
-def adapter_name(function: str) -> str:
-    """ "PeftModel" of "peft.PeftModel.from_pretrained"."""
-    parts = function.removesuffix(".from_pretrained").split(".")
-    return parts[-1]
-
 
 def is_foreign(load: Load) -> bool:
     """Whether a function of another library loads, of which nobody here knows what it sets."""
     return load.name[:1].islower() and load.name != "pipeline"
+
+
+def adapter_name(function: str) -> str:
+    """ "PeftModel" of "peft.PeftModel.from_pretrained"."""
+    return function.removesuffix(".from_pretrained").rpartition(".")[2]
 
 
 def is_message(value: Value) -> bool:
@@ -1197,21 +1168,21 @@ def attribute_of(load: Load, name: str) -> Value | None:
 
 def has_words(value: Value, depth: int) -> bool:
     """Whether a value is a text with words around something that is put in."""
-    if depth > 4:
-        return False
     inner = plain(value)
+    parts = list[Value]()
     if isinstance(inner, Unknown):
         is_text = re.match(r"^[fF]?[rR]?['\"]", inner.text) is not None or "format" in inner.text
         if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", inner.text):
             return True
-        return any(has_words(part, depth + 1) for part in inner.parts)
-    if isinstance(inner, Items):
-        return any(has_words(item, depth + 1) for item in inner.items[:2])
-    if isinstance(inner, Call) and isinstance(plain(inner.callee), Member):
-        return plain(inner.callee).name == "format"  # type: ignore[attr-defined]
-    if isinstance(inner, (Fallback, Choice)):
-        return any(has_words(option, depth + 1) for option in options_of(inner))
-    return False
+        parts = list(inner.parts)
+    elif isinstance(inner, Items):
+        parts = list(inner.items[:2])
+    elif isinstance(inner, Call):
+        callee = plain(inner.callee)
+        return isinstance(callee, Member) and callee.name == "format"
+    elif isinstance(inner, (Fallback, Choice)):
+        parts = options_of(inner)
+    return depth < 4 and any(has_words(part, depth + 1) for part in parts)
 
 
 def kind_of(block: Block) -> str:

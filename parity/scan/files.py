@@ -187,9 +187,9 @@ def cell_lines(cell: dict[str, object]) -> list[str]:
     source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
     lines = text.split("\n")
-    if text.lstrip().startswith("%%"):  # of another language, or timed
-        if text.split()[0] not in ("%%time", "%%timeit", "%%capture"):
-            return [f"# {line}" for line in lines]
+    magic = text.split()[0] if text.strip() else ""
+    if magic.startswith("%%") and magic not in ("%%time", "%%timeit", "%%capture"):
+        return [f"# {line}" for line in lines]  # of another language
     lines = [plain_line(line) for line in lines]
     try:
         ast.parse("\n".join(lines))

@@ -34,6 +34,7 @@ KEEPS = {
     "next", "iter", "str", "append", "extend", "items", "values", "array", "strip", "get", "text",
     "ravel", "cast",
 }  # fmt: skip
+COUNTS = {"len", "range", "isinstance", "print", "type", "max", "min", "sum", "find", "index"}
 PROMPTS = re.compile(
     r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE
 )
@@ -205,33 +206,16 @@ class Body:
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
-        if name in DECODES or (
-            name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES
-        ):
+        if name in DECODES or is_map_of_decode(node):
             return TEXT if inside else ""
         own = self.stage(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if own and name in STRING_METHODS:
             return TEXT
-        if own and name in KEEPS:
-            return own
-        if inside and (name in KEEPS or name == "join"):
-            return inside
-        if name in (
-            "len",
-            "range",
-            "isinstance",
-            "print",
-            "type",
-            "max",
-            "min",
-            "sum",
-            "find",
-            "index",
-        ):
+        if name in KEEPS or name == "join":
+            return own or inside
+        if name in COUNTS or not (inside or own):
             return ""
-        if inside or own:
-            return self.stage_of_function(node, inside or own)
-        return ""
+        return self.stage_of_function(node, inside or own)
 
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
         """What a function makes of a result: of the repository it is followed; of another its name
@@ -294,7 +278,7 @@ class Body:
         if name in DECODES and self.latest(*arguments):
             outcome.decodes.append((node, self.scope))
             outcome.is_looped |= name in ("batch_decode", "decode_batch")
-        elif name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES:
+        elif is_map_of_decode(node):
             outcome.decodes.append((node, self.scope))
         elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value) == TEXT:
             self.read_string_method(node, node.func)
@@ -360,6 +344,12 @@ class Body:
             outcome.slices.append("by_text")
         else:
             outcome.cuts.append(marker)
+
+
+def is_map_of_decode(node: ast.Call) -> bool:
+    """`map(tokenizer.decode, ids)`"""
+    is_map = called_name(node) == "map" and bool(node.args)
+    return is_map and getattr(node.args[0], "attr", "") in DECODES
 
 
 def is_zero(node: ast.AST) -> bool:

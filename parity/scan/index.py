@@ -446,18 +446,11 @@ class Builder:
         if not isinstance(call, ast.Call):
             return
         function = call.func
-        if (
-            dotted_name(function) == "setattr"
-            and len(call.args) == 3
-            and isinstance(call.args[1], ast.Constant)
-        ):
-            self.add(
-                scope,
-                f"{dotted_name(call.args[0])}.{call.args[1].value}",
-                "assign",
-                end_of(node),
-                call.args[2],
-            )
+        if dotted_name(function) == "setattr" and len(call.args) == 3:
+            attribute = getattr(call.args[1], "value", None)
+            if isinstance(attribute, str):
+                name = f"{dotted_name(call.args[0])}.{attribute}"
+                self.add(scope, name, "assign", end_of(node), call.args[2])
         elif isinstance(function, ast.Attribute):
             self.method_effect(function, call, scope, end_of(node))
 

@@ -27,6 +27,7 @@ from parity.scan.values import (
     literal_of,
     options_of,
     plain,
+    symbol_name,
 )
 
 GENERATES = re.compile(
@@ -85,6 +86,14 @@ PASSES = {  # methods that give back the model, moved or cast
     "merge_adapter", "unload", "with_structured_output", "bind", "get_base_model",
     "prepare_for_inference",
     "share_memory", "unwrap_model", "for_inference", "remote", "options",
+}  # fmt: skip
+PIPELINES = {
+    "transformers.pipeline", "pipeline", "transformers.pipelines.pipeline",
+    "optimum.pipelines.pipeline",
+}  # fmt: skip
+GIVES_BACK = {  # methods that give back the model that they are given
+    "prepare", "prepare_model", "unwrap_model", "_prepare_deepspeed", "prepare_deepspeed",
+    "for_inference",
 }  # fmt: skip
 WRAPS = re.compile(  # functions that give back the model they are given
     r"(get_peft_model|prepare_model\w*|PeftModel\w*\.from_pretrained|torch\.compile|DataParallel"
@@ -339,36 +348,38 @@ class Kinds:
         )
 
     def of_symbol_call(self, name: str, value: Call) -> Thing:
-        owner, _, last = name.rpartition(".")
-        if name in (
-            "transformers.pipeline",
-            "pipeline",
-            "transformers.pipelines.pipeline",
-            "optimum.pipelines.pipeline",
-        ):
+        """What a function or a class of another library makes."""
+        is_class = name.endswith("Pipeline") and "transformers" in name and not class_kind(name)
+        if name in PIPELINES or is_class:
             return self.of_pipeline(value)
         if LANGCHAIN_CHAINS.search(name):
             inner = self.argument_thing(value)
-            return (
-                replace(inner, kind="langchain")
-                if inner.kind in ("langchain", "pipeline")
-                else UNKNOWN
-            )
+            is_local = inner.kind in ("langchain", "pipeline")
+            return replace(inner, kind="langchain") if is_local else UNKNOWN
         if WRAPS.search(name):
-            inner = self.argument_thing(value)
-            if "Peft" in name or last == "get_peft_model":
-                loads = [replace(load, adapters=(*load.adapters, name)) for load in inner.loads]
-                return replace(inner, loads=tuple(loads))
+            inner = self.of_wrapped(name, value)
             if inner.kind != "unknown":
                 return inner
-        if last.startswith("from_") or last in ("load", "init", "load_model"):
-            kind = class_kind(owner)
-            if kind:
-                load = self.load_of(owner.rpartition(".")[2] if kind != "api" else owner, value)
-                return Thing(kind, (self.with_engine_args(load, value),))
+        return self.of_loader(name, value)
+
+    def of_wrapped(self, name: str, value: Call) -> Thing:
+        """The model that a function is given and gives back."""
+        inner = self.argument_thing(value)
+        if "Peft" not in name and not name.endswith("get_peft_model"):
+            return inner
+        loads = [replace(load, adapters=(*load.adapters, name)) for load in inner.loads]
+        return replace(inner, loads=tuple(loads))
+
+    def of_loader(self, name: str, value: Call) -> Thing:
+        """`Class.from_pretrained(...)`, `Class(...)`."""
+        owner, _, last = name.rpartition(".")
+        is_loader = last.startswith("from_") or last in ("load", "init", "load_model")
+        kind = class_kind(owner) if is_loader else ""
+        if kind:
+            shown = owner if kind == "api" else owner.rpartition(".")[2]
+            load = self.with_engine_args(self.load_of(shown, value), value)
+            return Thing(kind, (load,))
         kind = class_kind(name)
-        if not kind and last.endswith("Pipeline") and last[:1].isupper() and "transformers" in name:
-            return self.of_pipeline(value)
         return Thing(kind, (self.load_of(last, value),)) if kind else UNKNOWN
 
     def with_engine_args(self, load: Load, value: Call) -> Load:
@@ -379,9 +390,10 @@ class Kinds:
         ]
         for node in nodes[:1]:
             inner = plain(self.evaluator.value(node, value.frame))
-            if isinstance(inner, Call) and isinstance(plain(inner.callee), Symbol):
-                if plain(inner.callee).name.endswith("EngineArgs"):  # type: ignore[attr-defined]
-                    return replace(load, settings=self.evaluator.keywords(inner.node, inner.frame))
+            name = symbol_name(inner.callee) if isinstance(inner, Call) else ""
+            if isinstance(inner, Call) and name.endswith("EngineArgs"):
+                settings = self.evaluator.keywords(inner.node, inner.frame)
+                return replace(load, settings=settings)
         return load
 
     def of_pipeline(self, value: Call) -> Thing:
@@ -398,31 +410,20 @@ class Kinds:
     def of_method_call(self, callee: Member, value: Call) -> Thing:
         """A method of an object that is not of the repository."""
         base = plain(callee.base)
+        name = callee.name
         if isinstance(base, ClassValue):
-            if callee.name.startswith("from_") or callee.name in ("remote", "options"):
-                thing = self.of_class(base.cls, value)
-                return thing
-            return UNKNOWN
-        if callee.name in PASSES:
-            if callee.name == "unwrap_model" and value.node.args:
-                return self.argument_thing(value)
+            makes = name.startswith("from_") or name in ("remote", "options")
+            return self.of_class(base.cls, value) if makes else UNKNOWN
+        if name in GIVES_BACK and value.node.args:
+            return self.argument_thing(value)
+        if name in PASSES:
+            effect = Effect(name, value.node, value.frame)
             thing = self.of(callee.base)
-            effect = Effect(callee.name, value.node, value.frame)
             loads = [replace(load, effects=(*load.effects, effect)) for load in thing.loads]
             return replace(thing, loads=tuple(loads))
-        if callee.name in (
-            "prepare",
-            "prepare_model",
-            "unwrap_model",
-            "_prepare_deepspeed",
-            "prepare_deepspeed",
-        ):
-            return self.argument_thing(value)
-        if callee.name in ("get_tokenizer", "_get_tokenizer"):
+        if name in ("get_tokenizer", "_get_tokenizer"):
             return Thing("tokenizer", self.of(callee.base).loads)
-        if callee.name == "from_pretrained":
-            return self.of_unknown_loader(callee)
-        return UNKNOWN
+        return self.of_unknown_loader(callee) if name == "from_pretrained" else UNKNOWN
 
     def of_unknown_loader(self, callee: Member) -> Thing:
         """`cls.from_pretrained(...)` of a class that is chosen at run time."""
@@ -434,30 +435,24 @@ class Kinds:
     # == Parts ==
 
     def of_Member(self, value: Member) -> Thing:
+        """A part of an object: what its class says, the model of a trainer, a tokenizer, ..."""
         if value.default is not None:
             thing = self.of(value.default)
             if thing.kind != "unknown":
                 return thing
         trainer = plain(value.base)
-        if value.name in ("model", "model_wrapped") and isinstance(trainer, Call):
-            if isinstance(trainer.callee, Symbol) and trainer.callee.name.endswith("Trainer"):
-                return self.argument_thing(trainer)
+        if isinstance(trainer, Call) and symbol_name(trainer.callee).endswith("Trainer"):
+            return self.argument_thing(trainer) if value.name.startswith("model") else UNKNOWN
         base = self.of(value.base)
-        if base.kind == "pipeline":
-            return replace(
-                base, kind={"model": "model", "tokenizer": "tokenizer"}.get(value.name, "unknown")
-            )
-        if base.kind in ("model", "base") and value.name in PARTS:
-            return replace(base, kind="model")
-        if base.kind == "processor" and value.name == "tokenizer":
-            loads = [
-                replace(load, attributes=nested(load.attributes, "tokenizer"))
-                for load in base.loads
-            ]
-            return replace(base, kind="tokenizer", loads=tuple(loads))
         if base.kind in ("api", "engine"):
             return base
-        return UNKNOWN
+        kind = part_kind(base.kind, value.name)
+        if base.kind != "processor" or kind != "tokenizer":
+            return replace(base, kind=kind) if kind else UNKNOWN
+        loads = list[Load]()
+        for load in base.loads:
+            loads.append(replace(load, attributes=nested(load.attributes, "tokenizer")))
+        return replace(base, kind=kind, loads=tuple(loads))
 
     def of_Item(self, value: Item) -> Thing:
         base = plain(value.base)
@@ -478,13 +473,7 @@ class Kinds:
             return self.of(self.evaluator.value(base.node.args[key], base.frame))
         if isinstance(callee, Function):
             returns = getattr(callee.scope.node, "returns", None)
-            if (
-                isinstance(returns, ast.Subscript)
-                and isinstance(returns.slice, ast.Tuple)
-                and isinstance(key, int)
-            ):
-                if key < len(returns.slice.elts):
-                    return self.of_annotation(returns.slice.elts[key], callee.scope)
+            return self.of_annotation(nth_annotation(returns, key), callee.scope)
         return UNKNOWN
 
     # == Parameters ==
@@ -558,6 +547,22 @@ class Kinds:
             elif given is not None:
                 found.append(given)
         return found
+
+
+def nth_annotation(node: ast.expr | None, index: Any) -> ast.expr | None:
+    """`B` of `tuple[A, B]` and 1."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+        return None
+    parts = node.slice.elts
+    return parts[index] if isinstance(index, int) and index < len(parts) else None
+
+
+def part_kind(kind: str, name: str) -> str:
+    """What an attribute of a thing is; "" where that is not known."""
+    if kind in ("model", "base"):
+        return "model" if name in PARTS else ""
+    parts = {"pipeline": ("model", "tokenizer"), "processor": ("tokenizer",)}
+    return name if name in parts.get(kind, ()) else ""
 
 
 def nested(attributes: dict[str, Value], name: str) -> dict[str, Value]:

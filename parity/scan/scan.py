@@ -63,7 +63,8 @@ def block_json(block: ScannedBlock) -> dict[str, Any]:
     }
     found = {
         "file": block.file, "line": block.line, "function": block.function,
-        "library": block.library, "kind": block.kind, "class": block.block.thing.name, "facts": facts, "group": block.group,
+        "library": block.library, "kind": block.kind, "class": block.block.thing.name,
+        "facts": facts, "group": block.group,
         "callers": block.callers, "record": block.record,
     }  # fmt: skip
     cell = block.block.module.source.cell(block.block.node.lineno)

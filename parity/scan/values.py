@@ -183,6 +183,18 @@ class Frame:
     depth: int = 0
 
 
+def is_literal(value: Value | None, *constants: Any) -> bool:
+    """Whether a value is one of these constants."""
+    inner = plain(value) if value is not None else None
+    return isinstance(inner, Literal) and any(inner.value is constant for constant in constants)
+
+
+def table_of(value: Value | None) -> Dict:
+    """A value as a dictionary; an empty one where it is none."""
+    inner = plain(value) if value is not None else None
+    return inner if isinstance(inner, Dict) else Dict({})
+
+
 def symbol_name(value: Value) -> str:
     """The dotted name of what is from outside the repository; "" of anything else."""
     inner = plain(value)
