@@ -21,6 +21,7 @@ from parity.scan.values import (
     Call,
     Changed,
     Choice,
+    ClassValue,
     Dict,
     Effect,
     Element,
@@ -68,6 +69,7 @@ VLM = re.compile(
     r"|Gemma3ForCond|Fuyu|Blip|Kosmos"
 )
 SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
+PREPARES = {"__init__", "__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
 ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
 DTYPE_METHODS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 DTYPE_NAMES = {
@@ -101,16 +103,27 @@ class Surroundings:
         """The functions of the repository that a function calls, the nearest first."""
         found = list[Scope]()
         for call in scope.calls:
-            value = self.evaluator.value(call.func, self.evaluator.frame(scope))
-            for option in options_of(value):
-                inner = plain(option)
-                if isinstance(inner, Function) and id(inner.scope) not in seen:
-                    seen.add(id(inner.scope))
-                    found.append(inner.scope)
+            given: list[ast.expr] = []
+            given += [node for node in call.args if isinstance(node, (ast.Name, ast.Attribute))]
+            given += [k.value for k in call.keywords if (k.arg or "").endswith(("fn", "function"))]
+            for node in (call.func, *given):
+                for inner in self.functions(node, scope):
+                    if id(inner) not in seen:
+                        seen.add(id(inner))
+                        found.append(inner)
         for inner_scope in found[:25]:
             yield inner_scope
             if depth > 1:
                 yield from self.callees(inner_scope, depth - 1, seen)
+
+    def functions(self, node: ast.expr, scope: Scope) -> Iterator[Scope]:
+        """The functions that an expression names; of a class, what prepares its items."""
+        for option in options_of(self.evaluator.value(node, self.evaluator.frame(scope))):
+            inner = plain(option)
+            if isinstance(inner, Function):
+                yield inner.scope
+            elif isinstance(inner, ClassValue):
+                yield from (m for name, m in inner.cls.methods.items() if name in PREPARES)
 
     @cached_property
     def near(self) -> list[Scope]:
@@ -289,7 +302,7 @@ class Facts:
         """What stands for a setting that may be among `**kwargs`; None where no such are taken."""
         for rest in self.settings.rest:
             inner = plain(rest)
-            if self.is_input(rest):
+            if id(rest) in self.inputs or self.is_input(rest):
                 continue
             if isinstance(inner, Argument):
                 return Fact(None, f"arg {inner.name}", f"**{inner.name}")
@@ -300,6 +313,19 @@ class Facts:
             fact = fact_of(inner, GENERATION_CONFIG)
             return Fact(None, "config" if fact.source == "config" else "computed", f"**{fact.text}")
         return None
+
+    @cached_property
+    def inputs(self) -> set[int]:
+        """Mappings that the function uses as tensors: `**x` beside `x["input_ids"]`."""
+        found = set[int]()
+        text = function_text(self.block.scope)
+        for keyword in self.block.node.keywords:
+            name = dotted_name(keyword.value) if keyword.arg is None else ""
+            uses = rf"\b{re.escape(name)}(\.|\[.)(input_ids|attention_mask|pixel_values)"
+            if name and re.search(uses, text):
+                value = self.evaluator.value(keyword.value, self.evaluator.frame(self.block.scope))
+                found.update(id(option) for option in options_of(value))
+        return found
 
     def is_input(self, value: Value) -> bool:
         """Whether a mapping holds tensors, not settings."""

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from parity.scan.blocks import Block
 from parity.scan.evaluator import Evaluator, source_text
-from parity.scan.index import FUNCTIONS, Position, Scope, called_name, dotted_name, end_of, start_of
+from parity.scan.index import (
+    FUNCTIONS,
+    Binding,
+    Position,
+    Scope,
+    called_name,
+    dotted_name,
+    end_of,
+    start_of,
+)
 from parity.scan.kinds import Kinds
 from parity.scan.values import Frame, Function, options_of, plain
 
@@ -83,16 +92,17 @@ class Flow:
         if id(scope) in self.outcome.seen or hops > MAX_HOPS:
             return
         self.outcome.seen.add(id(scope))
-        Body(self, scope, dict(names), origin, hops).read()
+        given = {name: {(0, 0): stage} for name, stage in names.items()}
+        Body(self, scope, given, origin, hops).read()
 
 
 @dataclass
 class Body:
-    """One function on the way.   names: dotted name -> IDS or TEXT."""
+    """One function on the way.   names: dotted name -> position of a binding -> what it holds."""
 
     flow: Flow
     scope: Scope
-    names: dict[str, str]
+    names: dict[str, dict[Position, str]]
     origin: tuple[ast.Call | None, str]
     hops: int
 
@@ -104,29 +114,28 @@ class Body:
         self.leave()
 
     def bind_names(self, start: Position) -> None:
-        """Names that hold the result, or a part of it."""
+        """Names that hold the result, or a part of it, from where they are bound."""
         thread = self.streamer_name()
         if thread:
-            self.names[thread] = TEXT
-        bindings = [
-            b
-            for group in self.scope.bindings.values()
-            for b in group
-            if b.position >= start and b.value
-        ]
-        for _ in range(2):
-            for binding in sorted(bindings, key=lambda binding: binding.position):
-                assert binding.value is not None
-                if binding.kind in ("call", "pop"):
-                    call = binding.value
-                    if (
-                        isinstance(call, ast.Call)
-                        and called_name(call) in ("append", "extend")
-                        and call.args
-                    ):
-                        self.keep(binding.name, self.stage(call.args[0]))
-                    continue
-                self.keep(binding.name, self.stage(binding.value))
+            self.keep(thread, TEXT, start)
+        bindings = list[Binding]()
+        for group in self.scope.bindings.values():
+            bindings += [binding for binding in group if binding.position >= start]
+        bindings.sort(key=lambda binding: binding.position)
+        for _ in range(2):  # a loop may bring a later name to an earlier use
+            for binding in bindings:
+                self.bind(binding)
+
+    def bind(self, binding: Binding) -> None:
+        call = binding.value
+        if call is None:
+            return
+        if binding.kind in ("call", "pop"):
+            is_added = isinstance(call, ast.Call) and called_name(call) in ("append", "extend")
+            if is_added and isinstance(call, ast.Call) and call.args and self.stage(call.args[0]):
+                self.keep(binding.name, self.stage(call.args[0]), binding.position)
+        else:
+            self.keep(binding.name, self.stage(call), binding.position)
 
     def streamer_name(self) -> str:
         """The streamer that a thread writes its text to."""
@@ -138,9 +147,22 @@ class Body:
                 return dotted_name(node)
         return "streamer"
 
-    def keep(self, name: str, stage: str) -> None:
-        if stage and self.names.get(name) != TEXT:
-            self.names[name] = stage
+    def keep(self, name: str, stage: str, position: Position) -> None:
+        if stage or name in self.names:
+            self.names.setdefault(name, {})[position] = stage
+
+    def held(self, name: str, position: Position) -> str:
+        """What a name holds where it is used: by the last binding before it, else by the first.
+        What an arm
+        that the use is not in puts in its place, as `except: out = ""`, does not count."""
+        known = self.names.get(name, {})
+        for bound in sorted(known, reverse=True):
+            if bound <= position and (known[bound] or self.is_certain(bound, position)):
+                return known[bound]
+        return known[min(known)] if known and min(known) > position else ""
+
+    def is_certain(self, bound: Position, position: Position) -> bool:
+        return all(arm.contains(position) for arm in self.scope.arms_at(bound))
 
     def nodes(self, start: Position) -> Iterator[ast.AST]:
         todo = list(ast.iter_child_nodes(self.scope.node))
@@ -173,12 +195,12 @@ class Body:
         return TEXT if TEXT in stages else IDS if IDS in stages else ""
 
     def stage_Name(self, node: ast.Name) -> str:
-        return self.names.get(node.id, "")
+        return self.held(node.id, start_of(node))
 
     def stage_Attribute(self, node: ast.Attribute) -> str:
         name = dotted_name(node)
         if name in self.names:
-            return self.names[name]
+            return self.held(name, start_of(node))
         if node.attr in ("shape", "device", "dtype", "logits", "loss", "scores"):
             return ""
         stage = self.stage(node.value)
@@ -194,10 +216,10 @@ class Body:
 
     def stage_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> str:
         for generator in node.generators:
-            if self.stage(generator.iter):
-                for part in ast.walk(generator.target):
-                    if isinstance(part, ast.Name):
-                        self.keep(part.id, self.stage(generator.iter))
+            stage = self.stage(generator.iter)
+            for part in ast.walk(generator.target):
+                if isinstance(part, ast.Name):
+                    self.keep(part.id, stage, start_of(node))
         return self.stage(node.elt)
 
     stage_GeneratorExp = stage_ListComp  # noqa: N815 - named by ast

@@ -243,3 +243,22 @@ def test_kind_is_that_of_the_class(name: str, kind: str) -> None:
 def test_seed_is_found_where_the_script_starts() -> None:
     code = LOAD + "def f():\n    return model.generate(**x)\ndef main():\n    torch.manual_seed(7)\n    f()\n"
     assert facts_of(code)["seed"].value == 7
+
+
+def test_result_a_name_that_holds_ids_first_and_text_later_is_both() -> None:
+    code = f"{LOAD}x = tokenizer(q)\nn = x.input_ids.shape[1]\nout = {ASK}out = out[:, n:]\nout = tokenizer.batch_decode(out)"
+    assert facts_of(code)["prompt_slice"].value == "by_len"
+
+
+def test_template_is_found_in_a_function_that_is_handed_on() -> None:
+    code = LOAD + """
+def prepare(row):
+    return tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True)
+def main(dataset):
+    for x in dataset.map(prepare):
+        x["input_ids"]
+        model.generate(**x, max_new_tokens=3)
+"""
+    facts = facts_of(code)
+    assert facts["template"].value == "apply_chat_template"
+    assert facts["temperature"].source == "not said: the checkpoint's generation_config.json"
