@@ -33,6 +33,7 @@ DECODES = {
     "post_process_generation",
 }
 STRIPS = {"strip", "rstrip", "lstrip"}
+SPLITS = {"split", "rsplit", "partition", "rpartition"}
 STRING_METHODS = STRIPS | {
     "split", "replace", "partition", "rpartition", "removeprefix", "removesuffix", "lower", "join",
     "rsplit", "splitlines", "upper",
@@ -249,7 +250,7 @@ class Body:
                 self.enter(inner.scope, node, stage)
                 has_decode = any(called_name(call) in DECODES for call in inner.scope.calls)
                 return TEXT if has_decode else stage
-        return TEXT if "decode" in called_name(node) else ""
+        return TEXT if "decode" in called_name(node) else stage
 
     def enter(self, scope: Scope, node: ast.Call, stage: str) -> None:
         """Follow a result into a function of the repository."""
@@ -302,7 +303,7 @@ class Body:
             outcome.is_looped |= name in ("batch_decode", "decode_batch")
         elif is_map_of_decode(node):
             outcome.decodes.append((node, self.scope))
-        elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value) == TEXT:
+        elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value):
             self.read_string_method(node, node.func)
         elif (
             dotted_name(node.func) in ("re.sub", "re.split")
@@ -332,12 +333,8 @@ class Body:
         """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""
         outcome = self.flow.outcome
         inner = node.value
-        if (
-            isinstance(inner, ast.Call)
-            and isinstance(inner.func, ast.Attribute)
-            and self.stage(inner.func.value) == TEXT
-        ):
-            if inner.func.attr in ("split", "rsplit", "partition", "rpartition") and inner.args:
+        if isinstance(inner, ast.Call) and called_name(inner) in SPLITS:
+            if inner.args and self.stage(inner.func) and not is_number(inner.args[0]):
                 self.read_split(node, inner)
             return
         stage = self.stage(inner)
@@ -372,6 +369,10 @@ def is_map_of_decode(node: ast.Call) -> bool:
     """`map(tokenizer.decode, ids)`"""
     is_map = called_name(node) == "map" and bool(node.args)
     return is_map and getattr(node.args[0], "attr", "") in DECODES
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
 
 
 def is_zero(node: ast.AST) -> bool:

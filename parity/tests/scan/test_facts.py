@@ -251,7 +251,9 @@ def test_result_a_name_that_holds_ids_first_and_text_later_is_both() -> None:
 
 
 def test_template_is_found_in_a_function_that_is_handed_on() -> None:
-    code = LOAD + """
+    code = (
+        LOAD
+        + """
 def prepare(row):
     return tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True)
 def main(dataset):
@@ -259,6 +261,19 @@ def main(dataset):
         x["input_ids"]
         model.generate(**x, max_new_tokens=3)
 """
+    )
     facts = facts_of(code)
     assert facts["template"].value == "apply_chat_template"
     assert facts["temperature"].source == "not said: the checkpoint's generation_config.json"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "try:\n    out = model.generate(**x)\nexcept RuntimeError:\n    out = ''\nt = tokenizer.decode(out[0]).strip()",
+        "out = model.generate(**x)\nfor term in until:\n    t = tokenizer.decode(out[0])\n    t = t.strip()",
+        "out = accelerator.gather(model.generate(**x).contiguous())\nt = tokenizer.decode(out[0]).strip()",
+    ],
+)
+def test_result_is_followed_through_branches_loops_and_other_functions(behind: str) -> None:
+    assert facts_of(f"{LOAD}x = tokenizer(q)\n{behind}")["strip"].value is True
