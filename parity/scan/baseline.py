@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import write_whole
+from parity.goldens.store import write_whole
 from parity.scan.findings import Finding
 from parity.scan.scan import Scan
 from parity.scan.site import ScannedBlock

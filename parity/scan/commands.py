@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parity.golden import write_whole
-from parity.output_paths import file_to_write
+from parity.environment.output_paths import file_to_write
+from parity.goldens.store import write_whole
 from parity.scan.baseline import Baseline, read_baseline, write_baseline, write_sites
 from parity.scan.page import page
 from parity.scan.report import Console, counted

@@ -6,11 +6,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from parity.goldens.verdict import printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.scan import Scan
 from parity.scan.site import ScannedBlock
-from parity.verdict import printable
 
 PAINT = {"red": 31, "green": 32, "yellow": 33, "cyan": 36, "dim": 2, "bold": 1}
 WORST = 8  # findings that are shown without --all
