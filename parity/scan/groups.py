@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from parity.scan.origins import Fact
 from parity.scan.site import ScannedBlock
 
 LIKENESS = 0.45  # of the names that two functions call; copies in lmms-eval have 0.5 to 0.9
+UNDECIDED = (  # of these nothing follows for the comparison
+    "whoever", "not in this repository", "nothing is decoded", "no chat template", "pads nothing",
+)  # fmt: skip
 LIKENESS_OF_NAMESAKES = 0.25  # where the functions have the same name as well
 COMMON = {
     "print",
@@ -87,6 +91,8 @@ def comparable(fact: Fact) -> str | None:
     """A fact as it is compared among siblings; None where its value is not known."""
     if fact.is_literal or fact.value is not None:
         return repr(fact.value)
+    if any(words in fact.source for words in UNDECIDED):
+        return None
     if fact.source.startswith("not said"):
         _, opened, default = fact.source.rpartition(" (")
         known = {"True)": "True", "False)": "False", "1)": "1", "1.0)": "1.0"}
@@ -100,10 +106,10 @@ def differs(facts: Iterable[Fact]) -> bool:
 
 
 def group_name(blocks: Sequence[ScannedBlock]) -> str:
-    [(name, _)] = Counter(
-        block.function.rpartition(".")[2] or "<module>" for block in blocks
-    ).most_common(1)
-    return name
+    """What most of the functions are called; of code outside functions, the folder."""
+    names = [block.function.rpartition(".")[2] for block in blocks]
+    [(name, _)] = Counter(names).most_common(1)
+    return name or os.path.basename(os.path.dirname(blocks[0].file)) or "scripts"
 
 
 def make_groups(blocks: Sequence[ScannedBlock]) -> list[Group]:

@@ -14,6 +14,7 @@ from parity.scan.scan import Scan
 from parity.scan.site import ScannedBlock
 
 WIDE = 7  # blocks beside each other; of larger groups the blocks are the rows
+WORST = 8  # findings that are shown at first
 STYLE = Path(__file__).with_name("page.css")
 
 
@@ -56,26 +57,36 @@ def findings(found: Sequence[Finding]) -> Iterator[str]:
     if not found:
         return
     yield "<h2>What may change results <small>the worst first</small></h2><div class='card'><ol>"
-    for finding in found:
-        level = "high" if finding.harm >= 70 else "mid" if finding.harm >= 45 else ""
-        yield f"<li><span class='harm {level}'></span><div>{escape(finding.message)}"
-        if not finding.group:
-            yield f" <span class='fix'>→ {escape(finding.fix)}</span>"
-        shown = ", ".join(map(escape, finding.places[:4]))
-        yield f"<div class='places'>{shown}</div>"
-        if len(finding.places) > 4:
-            more = ", ".join(map(escape, finding.places[4:]))
-            yield f"<details><summary>{len(finding.places) - 4} more</summary>"
-            yield f"<div class='places'>{more}</div></details>"
-        yield "</div></li>"
-    yield "</ol></div>"
+    for finding in found[:WORST]:
+        yield from finding_item(finding)
+    yield "</ol>"
+    if len(found) > WORST:
+        yield f"<details><summary>{len(found) - WORST} more</summary><ol>"
+        for finding in found[WORST:]:
+            yield from finding_item(finding)
+        yield "</ol></details>"
+    yield "</div>"
+
+
+def finding_item(finding: Finding) -> Iterator[str]:
+    level = "high" if finding.harm >= 70 else "mid" if finding.harm >= 45 else ""
+    yield f"<li><span class='harm {level}'></span><div>{escape(finding.message)}"
+    if not finding.group:
+        yield f" <span class='fix'>→ {escape(finding.fix)}</span>"
+    shown = ", ".join(map(escape, finding.places[:4]))
+    yield f"<div class='places'>{shown}</div>"
+    if len(finding.places) > 4:
+        more = ", ".join(map(escape, finding.places[4:]))
+        yield f"<details><summary>{len(finding.places) - 4} more</summary>"
+        yield f"<div class='places'>{more}</div></details>"
+    yield "</div></li>"
 
 
 def matrix(group: Group) -> Iterator[str]:
     title = f"{len(group.blocks)} siblings differ in {counted(len(group.differing), 'fact')}"
     name = escape(group.name)
     yield f"<h2>{name} <small>{title}; what the others do not do is marked</small></h2>"
-    yield "<div class='scroll'><table>"
+    yield "<div class='scroll'><table class='matrix'>"
     places = [short_place(block, group.blocks) for block in group.blocks]
     if len(group.blocks) <= WIDE:
         yield header(["", *places])

@@ -7,6 +7,7 @@ import pytest
 from parity.tests.scan.material import LOAD, scan_text, scan_texts
 
 PIPE = "from transformers import pipeline\npipe = pipeline('text-generation', model='m')\n"
+REMOTE = "from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\n"
 VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
 
 
@@ -16,12 +17,27 @@ VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
         (LOAD + "model.generate(**x)", "transformers"),
         (LOAD + "model = model.to('cuda').eval()\nmodel.generate(**x)", "transformers"),
         (LOAD + "models = {'a': model}\nmodels['a'].generate(**x)", "transformers"),
-        (LOAD + "from threading import Thread\nThread(target=model.generate, kwargs={'max_new_tokens': 3}).start()", "transformers"),
+        (
+            LOAD + "from threading import Thread\nThread(target=model.generate, kwargs={'max_new_tokens': 3}).start()",
+            "transformers",
+        ),
         (LOAD + "import functools\nf = functools.partial(model.generate, max_new_tokens=3)", "transformers"),
-        (LOAD + "from peft import PeftModel\np = PeftModel.from_pretrained(model, 'a')\np.generate(**x)", "transformers"),
-        ("from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\nm.chat(tok, px, 'q')", "transformers"),
-        ("def f(model, tokenizer):\n    ids = tokenizer('a').input_ids\n    return model.generate(ids, max_new_tokens=3)", "transformers"),
-        ("def f(model, tokenizer, q):\n    out = model.generate(q)\n    return tokenizer.decode(out[0])", "transformers"),
+        (
+            LOAD + "from peft import PeftModel\np = PeftModel.from_pretrained(model, 'a')\np.generate(**x)",
+            "transformers",
+        ),
+        (
+            REMOTE + "m.chat(tok, px, 'q')",
+            "transformers",
+        ),
+        (
+            "def f(model, tokenizer):\n    return model.generate(tokenizer('a').input_ids, max_new_tokens=3)",
+            "transformers",
+        ),
+        (
+            "def f(model, tokenizer, q):\n    out = model.generate(q)\n    return tokenizer.decode(out[0])",
+            "transformers",
+        ),
         ("def f(model, tokenizer, q):\n    return model.chat(tokenizer, q)", "transformers"),
         (VLLM + "llm.generate(['a'])", "vllm"),
         (VLLM + "llm.chat([{'role': 'user', 'content': 'a'}])", "vllm"),
@@ -30,29 +46,48 @@ VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
         ("from vllm import SamplingParams\ndef f(engine):\n    return engine.generate('a', SamplingParams())", "vllm"),
         ("from vllm import AsyncLLMEngine\ne = AsyncLLMEngine.from_engine_args(a)\ne.generate('a', p, 'id')", "vllm"),
         (PIPE + "pipe('a')", "pipeline"),
-        (PIPE + "class A:\n    def __init__(self):\n        self.p = pipe\n    def f(self):\n        return self.p('a')", "pipeline"),
-        (PIPE + "from langchain_huggingface import HuggingFacePipeline\nllm = HuggingFacePipeline(pipeline=pipe)\nllm.invoke('a')", "pipeline"),
-        (LOAD + """
+        (
+            PIPE
+            + "class A:\n    def __init__(self):\n        self.p = pipe\n    def f(self):\n        return self.p('a')",
+            "pipeline",
+        ),
+        (
+            PIPE + "from langchain_huggingface import HuggingFacePipeline as Llm\nLlm(pipeline=pipe).invoke('a')",
+            "pipeline",
+        ),
+        (
+            LOAD
+            + """
 def decode(ids):
     for _ in range(9):
         logits = model(ids).logits
         token = logits[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat([ids, token], -1)
-    return ids""", "loop"),
-        (LOAD + """
+    return ids""",
+            "loop",
+        ),
+        (
+            LOAD
+            + """
 def decode(ids):
     past = None
     while True:
         out = model(input_ids=ids, past_key_values=past)
         past = out.past_key_values
-        ids = torch.multinomial(out.logits[:, -1].softmax(-1), 1)""", "loop"),
-        (LOAD + """
+        ids = torch.multinomial(out.logits[:, -1].softmax(-1), 1)""",
+            "loop",
+        ),
+        (
+            LOAD
+            + """
 def score(ids):
     logits = model(ids).logits
-    return logits.log_softmax(-1).gather(-1, ids[..., None])""", "score"),
+    return logits.log_softmax(-1).gather(-1, ids[..., None])""",
+            "score",
+        ),
         (LOAD + "def perplexity(ids):\n    return model(ids, labels=ids).loss.exp()", "score"),
     ],
-)  # fmt: skip
+)
 def test_find_a_call_of_a_local_model_is_a_block(code: str, library: str) -> None:
     assert [block.library for block in scan_text(code).blocks] == [library]
 
@@ -62,19 +97,32 @@ def test_find_a_call_of_a_local_model_is_a_block(code: str, library: str) -> Non
     [
         ("from openai import OpenAI\nclient = OpenAI()\nclient.chat(messages=[])", "API client"),
         ("import sglang\ne = sglang.Engine('m')\ne.generate('a', {'temperature': 0})", "another engine"),
-        ("from diffusers import StableDiffusionPipeline\np = StableDiffusionPipeline.from_pretrained('m')\np.generate('a')", "image"),
+        (
+            "from diffusers import FluxPipeline\np = FluxPipeline.from_pretrained('m')\np.generate('a')",
+            "image",
+        ),
         (PIPE.replace("text-generation", "text-classification") + "pipe('a')", "classifier"),
         ("def f(report):\n    return report.generate()", "unknown kind"),
-        (LOAD + "class A:\n    def generate(self, **kwargs):\n        return model.generate(**kwargs)", "passes everything on"),
-        ("""
+        (
+            LOAD + "class A:\n    def generate(self, **kwargs):\n        return model.generate(**kwargs)",
+            "passes everything on",
+        ),
+        (
+            """
 from transformers import AutoModelForSequenceClassification
 rm = AutoModelForSequenceClassification.from_pretrained('m')
 def reward(model=rm, **x):
-    return model(input_ids=x).logits[:, -1].softmax(-1)""", "classifier"),
+    return model(input_ids=x).logits[:, -1].softmax(-1)""",
+            "classifier",
+        ),
         (LOAD + "def step(ids):\n    loss = model(input_ids=ids, labels=ids).loss\n    loss.backward()", "training"),
-        ("from transformers import LlamaForCausalLM\nclass M(LlamaForCausalLM):\n    def chat(self, q):\n        return self.generate(q, max_new_tokens=3)", "model class M"),
+        (
+            "from transformers import LlamaForCausalLM\n"
+            "class M(LlamaForCausalLM):\n    def chat(self, q):\n        return self.generate(q, max_new_tokens=3)",
+            "model class M",
+        ),
     ],
-)  # fmt: skip
+)
 def test_find_what_looks_like_a_block_is_left_out_with_its_reason(code: str, reason: str) -> None:
     found = scan_text(code)
     assert found.blocks == []

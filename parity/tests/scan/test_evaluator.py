@@ -33,8 +33,16 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ("k = {'temperature': 0.2}\nk.update(temperature=0.5)", "**k", "0.5 <literal>"),
         ("k = {'temperature': 0.2}\nk |= {'temperature': 0.5}", "**k", "0.5 <literal>"),
         ("k = {'temperature': 0.2}\nif x:\n    k['temperature'] = 0.5", "**k", "None <computed>"),
-        ("k = {'temperature': 0.2}\nk.pop('temperature')", "**k", "None <not said: the checkpoint's generation_config.json>"),
-        ("k = {'temperature': 0.2}\ndel k['temperature']", "**k", "None <not said: the checkpoint's generation_config.json>"),
+        (
+            "k = {'temperature': 0.2}\nk.pop('temperature')",
+            "**k",
+            "None <not said: the checkpoint's generation_config.json>",
+        ),
+        (
+            "k = {'temperature': 0.2}\ndel k['temperature']",
+            "**k",
+            "None <not said: the checkpoint's generation_config.json>",
+        ),
         ("k = {}\nk.setdefault('temperature', 0.5)", "**k", "0.5 <literal>"),
         ("k = {'temperature': 0.2}\nk.setdefault('temperature', 0.5)", "**k", "0.2 <literal>"),
         ("k = {'temperature': 0.2}", "temperature=k['temperature']", "0.2 <literal>"),
@@ -44,7 +52,7 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ("t = config.temperature", "temperature=t", "None <config>"),
         ("t = gen_kwargs.get('temperature', 0.4)", "temperature=t", "0.4 <config>"),
     ],
-)  # fmt: skip
+)
 def test_value_of_an_assignment_is_followed(before: str, given: str, expected: str) -> None:
     assert shown(fact_of_call(f"{before}\n{CALL.format(given)}", "temperature")) == expected
 
@@ -61,11 +69,15 @@ def test_value_of_an_assignment_is_followed(before: str, given: str, expected: s
         ("**kwargs", "", "**kwargs", "None <arg kwargs>"),
         ("**kwargs", "", "temperature=kwargs.get('temperature', 0.5)", "0.5 <arg temperature>"),
         ("**kwargs", "kwargs['temperature'] = 0.5", "**kwargs", "0.5 <literal>"),
-        ("gen_kwargs", "if 'temperature' not in gen_kwargs:\n        gen_kwargs['temperature'] = 0.5",
-         "temperature=gen_kwargs['temperature']", "0.5 <config>"),
+        (
+            "gen_kwargs",
+            "if 'temperature' not in gen_kwargs:\n        gen_kwargs['temperature'] = 0.5",
+            "temperature=gen_kwargs['temperature']",
+            "0.5 <config>",
+        ),
         ("t", "t = 0.5", "temperature=t", "0.5 <literal>"),
     ],
-)  # fmt: skip
+)
 def test_value_of_an_argument_is_the_argument(signature: str, body: str, given: str, expected: str) -> None:
     code = f"def f({signature}):\n    {body}\n    {CALL.format(given)}"
     assert shown(fact_of_call(code, "temperature")) == expected
@@ -74,80 +86,119 @@ def test_value_of_an_argument_is_the_argument(signature: str, body: str, given: 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("""
+        (
+            """
 import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--temperature", type=float, default=0.5)
 args = parser.parse_args()
-model.generate(**inputs, temperature=args.temperature)""", "0.5 <arg temperature>"),
-        ("""
+model.generate(**inputs, temperature=args.temperature)""",
+            "0.5 <arg temperature>",
+        ),
+        (
+            """
 def main(args):
     model.generate(**inputs, temperature=args.temp)
 import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--temp", default=0.5)
-main(parser.parse_args())""", "0.5 <arg temp>"),
-        ("""
+main(parser.parse_args())""",
+            "0.5 <arg temp>",
+        ),
+        (
+            """
 from dataclasses import dataclass
 @dataclass
 class Config:
     temperature: float = 0.5
 def f(config: Config):
-    model.generate(**inputs, temperature=config.temperature)""", "0.5 <config>"),
-        ("""
+    model.generate(**inputs, temperature=config.temperature)""",
+            "0.5 <config>",
+        ),
+        (
+            """
 class A:
     TEMPERATURE = 0.5
     def f(self):
-        model.generate(**inputs, temperature=self.TEMPERATURE)""", "0.5 <literal>"),
-        ("""
+        model.generate(**inputs, temperature=self.TEMPERATURE)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 class A:
     def __init__(self, temperature=0.5):
         self.temperature = temperature
     def f(self):
-        model.generate(**inputs, temperature=self.temperature)""", "0.5 <arg temperature>"),
-        ("""
+        model.generate(**inputs, temperature=self.temperature)""",
+            "0.5 <arg temperature>",
+        ),
+        (
+            """
 class A:
     def setup(self):
         self.k = {"temperature": 0.5}
     def f(self):
-        model.generate(**inputs, **self.k)""", "0.5 <literal>"),
-        ("""
+        model.generate(**inputs, **self.k)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 class A:
     def __init__(self):
         self.t = 0.5
     def change(self):
         self.t = 0.7
     def f(self):
-        model.generate(**inputs, temperature=self.t)""", "0.5 <literal>"),
-        ("""
+        model.generate(**inputs, temperature=self.t)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 class A:
     @property
     def t(self):
         return 0.5
     def f(self):
-        model.generate(**inputs, temperature=self.t)""", "0.5 <literal>"),
-        ("""
+        model.generate(**inputs, temperature=self.t)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 def settings(t=0.5):
     return {"temperature": t}
-model.generate(**inputs, **settings())""", "0.5 <literal>"),
-        ("""
+model.generate(**inputs, **settings())""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 from transformers import GenerationConfig
 config = GenerationConfig(temperature=0.5)
-model.generate(**inputs, generation_config=config)""", "0.5 <literal>"),
-        ("""
+model.generate(**inputs, generation_config=config)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 from transformers import GenerationConfig
 config = GenerationConfig(temperature=0.2)
 config.temperature = 0.5
-model.generate(**inputs, generation_config=config)""", "0.5 <literal>"),
-        ("""
+model.generate(**inputs, generation_config=config)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 from transformers import GenerationConfig
 config = GenerationConfig(temperature=0.2)
-model.generate(**inputs, generation_config=config, temperature=0.5)""", "0.5 <literal>"),
-        ("""
+model.generate(**inputs, generation_config=config, temperature=0.5)""",
+            "0.5 <literal>",
+        ),
+        (
+            """
 model.generation_config.temperature = 0.5
-model.generate(**inputs)""", "0.5 <literal>"),
+model.generate(**inputs)""",
+            "0.5 <literal>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_value_is_followed_through_objects(code: str, expected: str) -> None:
     assert shown(fact_of_call(code, "temperature")) == expected
 

@@ -51,7 +51,7 @@ def test_dtype_of_a_model_that_comes_from_elsewhere_is_not_said() -> None:
         ("quantization_config=BitsAndBytesConfig(load_in_4bit=True)", "quantization", "load_in_4bit <literal>"),
         ("quantization_config=BitsAndBytesConfig(load_in_4bit=True) if q else None", "quantization", "None <computed>"),
     ],
-)  # fmt: skip
+)
 def test_load_settings_are_read(load: str, name: str, expected: str) -> None:
     code = f"{HEAD}model = AutoModelForCausalLM.from_pretrained('m', {load})\n{ASK}"
     assert shown(facts_of(code)[name]) == expected
@@ -98,12 +98,15 @@ class Runner:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("ids = tokenizer.apply_chat_template(m, add_generation_prompt=True)\nmodel.generate(ids)", "apply_chat_template"),
+        (
+            "ids = tokenizer.apply_chat_template(m, add_generation_prompt=True)\nmodel.generate(ids)",
+            "apply_chat_template",
+        ),
         ("x = tokenizer(f'### Instruction:\\n{q}\\n### Response:')\nmodel.generate(**x)", "hand-written"),
         ("x = tokenizer(f'Question: {q} Answer:')\nmodel.generate(**x)", "hand-written"),
         ("x = tokenizer(q)\nmodel.generate(**x)", "none"),
     ],
-)  # fmt: skip
+)
 def test_template_is_how_the_prompt_is_rendered(code: str, expected: str) -> None:
     assert fact_of_call(f"q = input()\n{code}", "template").value == expected
 
@@ -220,8 +223,12 @@ pipe(q, do_sample=False, batch_size=4)
     )
     facts = facts_of(code)
     assert [facts[name].value for name in ("dtype", "max_new_tokens", "do_sample", "batch", "prompt_slice")] == [
-        "float16", 9, False, 4, "by_text",
-    ]  # fmt: skip
+        "float16",
+        9,
+        False,
+        4,
+        "by_text",
+    ]
 
 
 def test_remote_chat_is_inside_the_checkpoint() -> None:
@@ -246,7 +253,7 @@ def test_seed_is_found_where_the_script_starts() -> None:
 
 
 def test_result_a_name_that_holds_ids_first_and_text_later_is_both() -> None:
-    code = f"{LOAD}x = tokenizer(q)\nn = x.input_ids.shape[1]\nout = {ASK}out = out[:, n:]\nout = tokenizer.batch_decode(out)"
+    code = f"{LOAD}x = tokenizer(q)\nout = {ASK}out = out[:, n:]\nout = tokenizer.batch_decode(out)"
     assert facts_of(code)["prompt_slice"].value == "by_len"
 
 
@@ -277,3 +284,17 @@ def main(dataset):
 )
 def test_result_is_followed_through_branches_loops_and_other_functions(behind: str) -> None:
     assert facts_of(f"{LOAD}x = tokenizer(q)\n{behind}")["strip"].value is True
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("tokenizer([a, b], padding=True)", (None, "many")),
+        ("tokenizer(a, padding=True)", (1, "")),
+        ("tokenizer([a], padding=True)", (1, "")),
+        ("tokenizer.apply_chat_template([{'role': 'system'}, {'role': 'user'}], padding=True)", (1, "")),
+    ],
+)
+def test_batch_is_how_many_prompts_one_call_has(prompts: str, expected: tuple[int | None, str]) -> None:
+    fact = facts_of(f"{LOAD}x = {prompts}\nout = {ASK}tokenizer.decode(out[0])")["batch"]
+    assert (fact.value, fact.text) == expected

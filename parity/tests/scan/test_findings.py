@@ -9,7 +9,8 @@ from parity.tests.scan.test_groups import copies
 
 BATCH = (
     LOAD
-    + "texts = [a, b]\nx = tokenizer(texts, padding=True)\nout = model.generate({})\ntokenizer.batch_decode(out, skip_special_tokens=True)"
+    + "texts = [a, b]\nx = tokenizer(texts, padding=True)\nout = model.generate({})\n"
+    + "tokenizer.batch_decode(out, skip_special_tokens=True)"
 )
 VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m')\nllm.generate(p, {})"
 CRITERION = (
@@ -40,26 +41,83 @@ def rules(code: str) -> set[str]:
 @pytest.mark.parametrize(
     ("rule", "bad", "good"),
     [
-        ("temperature-undecided", LOAD + "model.generate(**inputs, temperature=0.7)", LOAD + "model.generate(**inputs, temperature=0.7, do_sample=True)"),
-        ("idle-temperature", LOAD + "model.generate(**inputs, temperature=0.7, do_sample=False)", LOAD + "model.generate(**inputs, temperature=None, do_sample=False)"),
-        ("sampling-at-zero", LOAD + "model.generate(**inputs, temperature=0, do_sample=True)", LOAD + "model.generate(**inputs, temperature=0, do_sample=False)"),
-        ("idle-top", LOAD + "model.generate(**inputs, top_k=5, do_sample=False)", LOAD + "model.generate(**inputs, top_k=5, do_sample=True)"),
-        ("idle-top", VLLM.format("SamplingParams(temperature=0, top_k=5)"), VLLM.format("SamplingParams(temperature=1, top_k=5)")),
-        ("hidden-top-k", LOAD + "model.generate(**inputs, do_sample=True)", LOAD + "model.generate(**inputs, do_sample=True, top_k=0)"),
+        (
+            "temperature-undecided",
+            LOAD + "model.generate(**inputs, temperature=0.7)",
+            LOAD + "model.generate(**inputs, temperature=0.7, do_sample=True)",
+        ),
+        (
+            "idle-temperature",
+            LOAD + "model.generate(**inputs, temperature=0.7, do_sample=False)",
+            LOAD + "model.generate(**inputs, temperature=None, do_sample=False)",
+        ),
+        (
+            "sampling-at-zero",
+            LOAD + "model.generate(**inputs, temperature=0, do_sample=True)",
+            LOAD + "model.generate(**inputs, temperature=0, do_sample=False)",
+        ),
+        (
+            "idle-top",
+            LOAD + "model.generate(**inputs, top_k=5, do_sample=False)",
+            LOAD + "model.generate(**inputs, top_k=5, do_sample=True)",
+        ),
+        (
+            "idle-top",
+            VLLM.format("SamplingParams(temperature=0, top_k=5)"),
+            VLLM.format("SamplingParams(temperature=1, top_k=5)"),
+        ),
+        (
+            "hidden-top-k",
+            LOAD + "model.generate(**inputs, do_sample=True)",
+            LOAD + "model.generate(**inputs, do_sample=True, top_k=0)",
+        ),
         ("default-budget", LOAD + "model.generate(**inputs)", LOAD + "model.generate(**inputs, max_new_tokens=3)"),
-        ("vllm-default-budget", VLLM.format("SamplingParams(temperature=0)"), VLLM.format("SamplingParams(max_tokens=5)")),
-        ("counts-prompt", LOAD + "model.generate(**inputs, max_length=99)", LOAD + "model.generate(**inputs, max_new_tokens=99)"),
-        ("padding-side-not-said", BATCH.format("**x"), "", ),
+        (
+            "vllm-default-budget",
+            VLLM.format("SamplingParams(temperature=0)"),
+            VLLM.format("SamplingParams(max_tokens=5)"),
+        ),
+        (
+            "counts-prompt",
+            LOAD + "model.generate(**inputs, max_length=99)",
+            LOAD + "model.generate(**inputs, max_new_tokens=99)",
+        ),
+        (
+            "padding-side-not-said",
+            BATCH.format("**x"),
+            "",
+        ),
         ("pads-right", BATCH.format("**x").replace("texts =", RIGHT + "texts ="), BATCH.format("**x")),
-        ("no-attention-mask", BATCH.format("x.input_ids"), BATCH.format("x.input_ids, attention_mask=x.attention_mask")),
+        (
+            "no-attention-mask",
+            BATCH.format("x.input_ids"),
+            BATCH.format("x.input_ids, attention_mask=x.attention_mask"),
+        ),
         ("idle-criterion", CRITERION.format(""), CRITERION.format(", stopping_criteria=stops")),
         ("no-generation-prompt", CHAT.format("", ""), CHAT.format(", add_generation_prompt=True", "")),
         ("doubled-bos", CHAT.format("", ""), CHAT.format("", ", add_special_tokens=False")),
-        ("cast-after-load", LOAD.replace("('m')", "").replace('AutoModelForCausalLM.from_pretrained("m")', 'AutoModelForCausalLM.from_pretrained("m", torch_dtype=torch.bfloat16).half()') + "model.generate(**inputs)", LOAD + "model.generate(**inputs)"),
-        ("dtype-of-tokenizer", LOAD.replace('AutoTokenizer.from_pretrained("m")', 'AutoTokenizer.from_pretrained("m", torch_dtype="auto")') + "x = tokenizer(q)\nmodel.generate(**inputs)", LOAD + "x = tokenizer(q)\nmodel.generate(**inputs)"),
-        ("unseeded", LOAD + "model.generate(**inputs, do_sample=True)", LOAD + "torch.manual_seed(1)\nmodel.generate(**inputs, do_sample=True)"),
+        (
+            "cast-after-load",
+            LOAD.replace("('m')", "").replace(
+                'AutoModelForCausalLM.from_pretrained("m")',
+                'AutoModelForCausalLM.from_pretrained("m", torch_dtype=torch.bfloat16).half()',
+            )
+            + "model.generate(**inputs)",
+            LOAD + "model.generate(**inputs)",
+        ),
+        (
+            "dtype-of-tokenizer",
+            LOAD.replace('AutoTokenizer.from_pretrained("m")', 'AutoTokenizer.from_pretrained("m", torch_dtype="auto")')
+            + "x = tokenizer(q)\nmodel.generate(**inputs)",
+            LOAD + "x = tokenizer(q)\nmodel.generate(**inputs)",
+        ),
+        (
+            "unseeded",
+            LOAD + "model.generate(**inputs, do_sample=True)",
+            LOAD + "torch.manual_seed(1)\nmodel.generate(**inputs, do_sample=True)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_find_all_a_rule_applies_where_it_should(rule: str, bad: str, good: str) -> None:
     assert rule in rules(bad)
     assert rule not in rules(good)

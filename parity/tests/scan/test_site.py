@@ -26,11 +26,20 @@ def record_of(files: dict[str, str]) -> str:
         ({"llm.py": ASK, "run.py": "from llm import ask\n" + LOAD + MAIN}, "--site llm-ask=llm:ask -- python run.py …"),
         ({"llm.py": ASK}, "--site llm-ask=llm:ask -- python YOUR_SCRIPT.py …"),
         ({"old.py": LOAD + "model.generate(**x)"}, "--name old -- python old.py …"),
-        ({"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)" + MAIN}, "--site a-f=a.py:A.f -- python a.py …"),
-        ({"a.py": LOAD + "def f(q):\n    def g():\n        return model.generate(q)\n    return g()" + MAIN}, "--site a-f=a.py:f -- python a.py …"),
-        ({"a.py": LOAD + "def f(q):\n    yield model.generate(q)\ndef h(q):\n    return list(f(q))" + MAIN}, "--site a-h=a.py:h -- python a.py …"),
+        (
+            {"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)" + MAIN},
+            "--site a-f=a.py:A.f -- python a.py …",
+        ),
+        (
+            {"a.py": LOAD + "def f(q):\n    def g():\n        return model.generate(q)\n    return g()" + MAIN},
+            "--site a-f=a.py:f -- python a.py …",
+        ),
+        (
+            {"a.py": LOAD + "def f(q):\n    yield model.generate(q)\ndef h(q):\n    return list(f(q))" + MAIN},
+            "--site a-h=a.py:h -- python a.py …",
+        ),
     ],
-)  # fmt: skip
+)
 def test_describe_the_line_reaches_the_block(files: dict[str, str], expected: str) -> None:
     assert record_of(files) == f"python -m parity record {expected}"
 

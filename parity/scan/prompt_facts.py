@@ -1,0 +1,394 @@
+"""How a block's prompt is made: tokenizer, chat template, batch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from parity.scan.blocks import function_text
+from parity.scan.context import Encoding
+from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
+from parity.scan.kinds import Load, Thing
+from parity.scan.load_facts import LoadFacts
+from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
+from parity.scan.values import (
+    Call,
+    Choice,
+    Dict,
+    Fallback,
+    Items,
+    Member,
+    Unknown,
+    Value,
+    is_literal,
+    options_of,
+    plain,
+    table_of,
+)
+
+TOKENIZER_CONFIG = not_said("the checkpoint's tokenizer_config.json")
+HAND_WRITTEN = re.compile(
+    r"<\|im_start\|>|\[INST\]|### ?(Instruction|Response|Human|Assistant|Input)|USER:|ASSISTANT:"
+    r"|Human:|Assistant:|<\|user\|>|<\|assistant\|>|<start_of_turn>|<\|start_header_id\|>|<s>"
+    r"|<image>|<\|begin_of_text\|>|<\|image|get_conversation_template|conv_templates"
+    r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
+    r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
+)
+ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
+
+
+class PromptFacts(LoadFacts):
+    # == Tokenizer ==
+
+    def is_encoding(self, call: ast.Call, scope: Scope) -> Thing | None:
+        name = dotted_name(call.func).rpartition(".")[2] or called_name(call)
+        if not re.search(r"tok|proc|encode|apply_chat_template", name, re.IGNORECASE):
+            return None
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr in ENCODES:
+            function = function.value
+        thing = self.kinds.of(self.evaluator.value(function, self.evaluator.frame(scope)))
+        if thing.kind in ("tokenizer", "processor"):
+            return thing
+        last = dotted_name(function).rpartition(".")[2]
+        if thing.kind == "unknown" and re.search(r"^_?(\w*tokenizer|\w*processor|tok)$", last):
+            return thing
+        return None
+
+    @cached_property
+    def encodings(self) -> list[Encoding]:
+        """Calls of tokenizers and processors near the block, the nearest first; those before it
+        only."""
+        found = self.encodings_in(self.around.near)
+        return found or self.encodings_in(self.around.callers)
+
+    def encodings_in(self, scopes: Sequence[Scope]) -> list[Encoding]:
+        found = list[Encoding]()
+        for scope in scopes:
+            calls = sorted(scope.calls, key=start_of, reverse=True)
+            for call in calls:
+                if scope is self.block.scope and start_of(call) > end_of(self.block.node):
+                    continue
+                thing = self.is_encoding(call, scope)
+                if thing is not None:
+                    frame = self.evaluator.frame(scope)
+                    found.append(Encoding(call, scope, thing, self.evaluator.keywords(call, frame)))
+        return found
+
+    @cached_property
+    def tokenizer(self) -> Thing:
+        """The tokenizer or processor of the block; of kind "unknown" where it cannot be said."""
+        things = [encoding.thing for encoding in self.encodings]
+        for call, scope in self.outcome.decodes:
+            if isinstance(call.func, ast.Attribute):
+                things.append(
+                    self.kinds.of(
+                        self.evaluator.value(call.func.value, self.evaluator.frame(scope))
+                    )
+                )
+        for load in self.loads[:1]:
+            if self.block.library == "pipeline" and "tokenizer" in load.settings.entries:
+                things.append(self.kinds.of(load.settings.entries["tokenizer"]))
+        for thing in things:
+            if thing.kind in ("tokenizer", "processor") and thing.loads:
+                return thing
+        for thing in things:
+            if thing.argument:
+                return thing
+        return Thing("unknown")
+
+    def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
+        thing = self.tokenizer
+        if not thing.loads:
+            return unsaid
+        facts = [fact_of(read(load), self.load_rest(load) or unsaid) for load in thing.loads]
+        if all(fact == facts[0] for fact in facts):
+            return facts[0]
+        return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
+
+    def encoding_setting(self, *names: str) -> Value | None:
+        """A setting of the nearest call of a tokenizer that has it."""
+        for encoding in self.encodings:
+            for name in names:
+                if name in encoding.settings.entries:
+                    return encoding.settings.entries[name]
+        return None
+
+    def read_padding_side(self) -> Fact:
+        if self.block.library == "vllm":
+            return not_said("vLLM, which pads nothing")
+        if self.block.is_remote:
+            return REMOTE
+        given = self.encoding_setting("padding_side")
+        if given is not None:
+            return fact_of(given, TOKENIZER_CONFIG)
+        for scope in self.around.near:
+            own = self.set_in(scope, "padding_side")
+            if own is not None:
+                return fact_of(own, TOKENIZER_CONFIG)
+        fact = self.tokenizer_fact(
+            lambda load: attribute_of(load, "padding_side"), TOKENIZER_CONFIG
+        )
+        if not fact.is_said and self.block.library == "pipeline":
+            return self.pipeline_padding(fact)
+        return fact
+
+    def pipeline_padding(self, unsaid: Fact) -> Fact:
+        for load in self.loads[:1]:
+            for key, value in load.attributes.items():
+                if key == "tokenizer.padding_side":
+                    return fact_of(value, unsaid)
+        return unsaid
+
+    def set_in(self, scope: Scope, attribute: str) -> Value | None:
+        """What a function sets on some tokenizer before the block."""
+        for name, bindings in scope.bindings.items():
+            if not name.endswith(f".{attribute}") or not re.search(
+                r"tok|proc", name, re.IGNORECASE
+            ):
+                continue
+            for binding in reversed(bindings):
+                is_late = scope is self.block.scope and binding.position > end_of(self.block.node)
+                if binding.value is not None and not is_late and binding.owner is scope:
+                    return self.evaluator.value(binding.value, self.evaluator.frame(scope))
+        return None
+
+    def read_pad_token(self) -> Fact:
+        if self.block.library == "vllm":
+            return not_said("vLLM, which pads nothing")
+        if "pad_token_id" in self.settings.entries:
+            fact = fact_of(self.settings.entries["pad_token_id"], TOKENIZER_CONFIG)
+            return Fact(fact.value, fact.source, fact.text or str(fact))
+        for scope in self.around.near:
+            own = self.set_in(scope, "pad_token") or self.set_in(scope, "pad_token_id")
+            if own is not None:
+                return fact_of(own, TOKENIZER_CONFIG)
+        return self.tokenizer_fact(
+            lambda load: attribute_of(load, "pad_token") or attribute_of(load, "pad_token_id"),
+            TOKENIZER_CONFIG,
+        )
+
+    def read_truncation(self) -> Fact:
+        if self.block.is_remote:
+            return REMOTE
+        given = self.encoding_setting("truncation")
+        return fact_of(given, not_said("the library (False)"))
+
+    # == Template ==
+
+    @cached_property
+    def template_call(self) -> tuple[ast.Call, Scope] | None:
+        def renders(call: ast.Call) -> bool:
+            return called_name(call) in (
+                "apply_chat_template",
+                "apply_chat_template_batch",
+                "render_chat",
+            )
+
+        for scopes in (self.around.near, self.around.callers, self.caller_helpers):
+            for call, scope in self.around.calls(scopes, renders):
+                return call, scope
+        return None
+
+    @cached_property
+    def caller_helpers(self) -> list[Scope]:
+        """What the callers call, where the prompt of the block is an argument."""
+        if not self.is_prompt_argument:
+            return []
+        found = list[Scope]()
+        for scope in self.around.callers[:3]:
+            found += list(self.around.callees(scope, 1, set()))
+        return found[:20]
+
+    @property
+    def is_prompt_argument(self) -> bool:
+        names = set(self.block.scope.parameters)
+        return any(re.search(r"prompt|text|input|message|query|question", name) for name in names)
+
+    def read_template(self) -> Fact:
+        if self.block.is_remote:
+            return REMOTE
+        if self.is_vllm_chat:
+            return literal("apply_chat_template", "inside vLLM's chat")
+        if self.template_call is not None:
+            return literal("apply_chat_template")
+        if self.block.library == "pipeline" and self.is_given_messages():
+            return literal("apply_chat_template", "inside the pipeline")
+        return literal("hand-written" if self.is_hand_written() else "none")
+
+    @property
+    def is_vllm_chat(self) -> bool:
+        return self.block.library == "vllm" and self.block.form == "chat"
+
+    def is_hand_written(self) -> bool:
+        scopes = [scope for scope in self.around.near if scope.qualname]
+        scopes += [scope for scope in self.around.callers if scope.qualname]
+        if not self.block.scope.qualname:
+            scopes.append(self.block.scope)
+        has_marker = any(HAND_WRITTEN.search(function_text(scope)) for scope in scopes)
+        return has_marker or self.is_composed()
+
+    def is_given_messages(self) -> bool:
+        """Whether a pipeline is given a list of messages."""
+        frame = self.evaluator.frame(self.block.scope)
+        for node in self.block.node.args[:1]:
+            for option in options_of(self.evaluator.value(node, frame)):
+                inner = plain(option)
+                first = inner.items[0] if isinstance(inner, Items) and inner.items else inner
+                first = plain(first)
+                if isinstance(first, Items) and first.items:
+                    first = plain(first.items[0])
+                if isinstance(first, Dict) and "role" in first.entries:
+                    return True
+            if re.search(r"message|chat|conversation", ast.unparse(node)):
+                return True
+        return False
+
+    def is_composed(self) -> bool:
+        """Whether the prompt is composed of words around an input, in the block's own functions."""
+        frame = self.evaluator.frame(self.block.scope)
+        nodes = list(self.block.node.args[:1])
+        nodes += [encoding.node.args[0] for encoding in self.encodings[:3] if encoding.node.args]
+        for node in nodes:
+            for option in options_of(self.evaluator.value(node, frame)):
+                if has_words(option, 0):
+                    return True
+        return False
+
+    def template_setting(self, name: str, unsaid: Fact) -> Fact:
+        """A switch of the chat template, given to it or among chat_template_kwargs."""
+        if self.block.is_remote:
+            return REMOTE
+        if self.is_vllm_chat:
+            settings = self.block.settings
+        elif self.template_call is None:
+            return not_said("nobody: no chat template is rendered")
+        else:
+            call, scope = self.template_call
+            settings = self.evaluator.keywords(call, self.evaluator.frame(scope))
+        inner = table_of(settings.entries.get("chat_template_kwargs"))
+        value = settings.entries.get(name, inner.entries.get(name))
+        if value is not None or not settings.rest or self.is_vllm_chat:
+            return fact_of(value, unsaid)
+        rest = fact_of(settings.rest[0], unsaid)
+        source = rest.source if rest.source.startswith("arg ") else "config"
+        return Fact(None, source, f"**{rest.text}")
+
+    def read_add_generation_prompt(self) -> Fact:
+        default = "vLLM (True)" if self.is_vllm_chat else "the library (False)"
+        return self.template_setting("add_generation_prompt", not_said(default))
+
+    def read_enable_thinking(self) -> Fact:
+        return self.template_setting("enable_thinking", not_said("the chat template"))
+
+    # == Batch ==
+
+    def read_batch(self) -> Fact:
+        size = self.batch_size()
+        if size is not None:
+            return size
+        if self.block.library == "vllm":
+            return self.batch_of_prompts()
+        padding = self.encoding_setting("padding")
+        is_padded = padding is not None and not is_literal(padding, False, None)
+        if self.takes_list() and (is_padded or self.outcome.is_looped):
+            return Fact(None, "computed", "many")
+        if self.outcome.is_indexed and not self.outcome.is_looped:
+            return literal(1)
+        return Fact(None, "computed", "as many as are given")
+
+    def batch_size(self) -> Fact | None:
+        for name in ("batch_size",):
+            if self.block.library == "pipeline" and name in self.settings.entries:
+                return self.setting(not_said("the pipeline (1)"), name)
+        scope: Scope | None = self.block.scope
+        pattern = re.compile(r"(^|[._])(batch_size|batch_size_per_gpu|bs|bsz|batchsize)$")
+        while scope is not None and scope.qualname:
+            names = {
+                dotted_name(node)
+                for node in ast.walk(scope.node)
+                if isinstance(node, (ast.Name, ast.Attribute))
+            }
+            for name in sorted(names):
+                if pattern.search(name):
+                    value = self.evaluator.named(
+                        name, self.evaluator.frame(scope), start_of(self.block.node)
+                    )
+                    fact = fact_of(value, not_said("nobody"))
+                    if fact.is_said and (fact.value is not None or fact.source != "computed"):
+                        return fact
+            scope = scope.parent
+        return None
+
+    def batch_of_prompts(self) -> Fact:
+        nodes = [*self.block.node.args[:1]]
+        nodes += [
+            keyword.value
+            for keyword in self.block.node.keywords
+            if keyword.arg in ("prompts", "messages", "inputs")
+        ]
+        for node in nodes:
+            value = plain(self.evaluator.value(node, self.evaluator.frame(self.block.scope)))
+            if (
+                isinstance(value, Items)
+                and len(value.items) == 1
+                and not is_message(value.items[0])
+            ):
+                return literal(1)
+        return Fact(None, "computed", "as many as are given")
+
+    def takes_list(self) -> bool:
+        """Whether what is encoded is a list of several."""
+        for encoding in self.encodings[:1]:
+            nodes = [*encoding.node.args[:1]]
+            nodes += [
+                k.value
+                for k in encoding.node.keywords
+                if k.arg in ("text", "texts", "images", "prompt")
+            ]
+            for node in nodes:
+                value = plain(self.evaluator.value(node, self.evaluator.frame(encoding.scope)))
+                if isinstance(value, Items):
+                    return len(value.items) > 1 and not is_message(value.items[0])
+                if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+                    return True
+                if re.search(
+                    r"(prompts|texts|inputs|questions|batch\w*|contexts|sentences|examples|chats)$",
+                    dotted_name(node),
+                ):
+                    return True
+        return False
+
+
+def attribute_of(load: Load, name: str) -> Value | None:
+    """An attribute of a tokenizer: set on it, on its tokenizer, or given to its loader."""
+    for key in (name, f"tokenizer.{name}"):
+        if key in load.attributes:
+            return load.attributes[key]
+    return load.settings.entries.get(name)
+
+
+def is_message(value: Value) -> bool:
+    inner = plain(value)
+    return isinstance(inner, Dict) and "role" in inner.entries
+
+
+def has_words(value: Value, depth: int) -> bool:
+    """Whether a value is a text with words around something that is put in."""
+    inner = plain(value)
+    parts = list[Value]()
+    if isinstance(inner, Unknown):
+        is_text = re.match(r"^[fF]?[rR]?['\"]", inner.text) is not None or "format" in inner.text
+        if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", inner.text):
+            return True
+        parts = list(inner.parts)
+    elif isinstance(inner, Items):
+        parts = list(inner.items[:2])
+    elif isinstance(inner, Call):
+        callee = plain(inner.callee)
+        return isinstance(callee, Member) and callee.name == "format"
+    elif isinstance(inner, (Fallback, Choice)):
+        parts = options_of(inner)
+    return depth < 4 and any(has_words(part, depth + 1) for part in parts)

@@ -1,0 +1,194 @@
+"""What a block says about sampling, budget, stops and seed."""
+
+from __future__ import annotations
+
+import re
+
+from parity.scan.blocks import function_text
+from parity.scan.context import GENERATION_CONFIG
+from parity.scan.index import dotted_name, start_of
+from parity.scan.load_facts import LoadFacts
+from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
+
+NOTHING_GENERATED = not_said("nothing, no token is chosen here")
+SEEDS = re.compile(
+    r"(^|\.)(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed)$"
+)
+
+
+class SamplingFacts(LoadFacts):
+    @property
+    def unsaid_setting(self) -> Fact:
+        block = self.block
+        if block.library == "score":
+            return NOTHING_GENERATED
+        if block.library == "loop":
+            return not_said("the loop, which has none")
+        return (
+            REMOTE
+            if block.is_remote and not self.settings.entries and not self.settings.rest
+            else GENERATION_CONFIG
+        )
+
+    def vllm_default(self, default: str) -> Fact:
+        """Without SamplingParams vLLM takes those of the checkpoint, with them its defaults."""
+        return not_said(f"vLLM ({default})") if self.has_sampling_params else GENERATION_CONFIG
+
+    def sampling(self, default: str, *names: str) -> Fact:
+        if self.block.library == "score":
+            return NOTHING_GENERATED
+        if self.block.library == "loop":
+            return self.loop_setting(names[0])
+        if self.block.library == "vllm":
+            return self.setting(self.vllm_default(default), *names)
+        return self.setting(self.unsaid_setting, *names)
+
+    def loop_setting(self, name: str) -> Fact:
+        """A setting of a decode loop: a name of its own function."""
+        scope = self.block.scope
+        if name in scope.parameters or name in scope.bindings:
+            value = self.evaluator.named(
+                name, self.evaluator.frame(scope), start_of(self.block.node)
+            )
+            return fact_of(value, self.unsaid_setting)
+        return self.unsaid_setting
+
+    def read_do_sample(self) -> Fact:
+        block = self.block
+        if block.library == "vllm":
+            return self.sampled_by_temperature()
+        if block.library == "loop":
+            return self.sampled_by_loop()
+        return self.sampling("", "do_sample")
+
+    def sampled_by_temperature(self) -> Fact:
+        if self.block.form == "beam_search":
+            return literal(False)
+        temperature = self.read_temperature()
+        if temperature.is_literal and isinstance(temperature.value, (int, float)):
+            return literal(temperature.value > 0, f"by temperature {temperature.value}")
+        if temperature.is_said:
+            return Fact(None, "computed", "by temperature")
+        if temperature.source == "not said: vLLM (1.0)":
+            return not_said("vLLM (samples: temperature 1.0)")
+        return temperature
+
+    def sampled_by_loop(self) -> Fact:
+        text = function_text(self.block.scope)
+        has_sample = re.search(r"multinomial|Categorical|\.sample\(|sample_token", text) is not None
+        has_greedy = re.search(r"argmax|topk\([^)]*,\s*1|\.max\(", text) is not None
+        if has_sample and has_greedy:
+            return Fact(None, "computed", "argmax or multinomial")
+        return (
+            literal(has_sample)
+            if has_sample or has_greedy
+            else Fact(None, "computed", "a sampler of its own")
+        )
+
+    def read_temperature(self) -> Fact:
+        return self.sampling("1.0", "temperature")
+
+    def read_top_p(self) -> Fact:
+        return self.sampling("1.0", "top_p")
+
+    def read_top_k(self) -> Fact:
+        return self.sampling("none", "top_k")
+
+    def read_repetition_penalty(self) -> Fact:
+        return self.sampling("1.0", "repetition_penalty")
+
+    def read_max_new_tokens(self) -> Fact:
+        block = self.block
+        if block.library == "vllm":
+            default = "16" if block.form != "beam_search" else "none"
+            return self.setting(self.vllm_default(default), "max_tokens")
+        if block.library == "loop":
+            return self.loop_budget()
+        fact = self.sampling("", "max_new_tokens", "max_new_token")
+        if not fact.is_said and "max_length" in self.settings.entries:
+            whole = fact_of(self.settings.entries["max_length"], fact)
+            if whole.is_said:
+                return Fact(None, "computed", f"max_length {whole}, prompt included")
+        return fact
+
+    def loop_budget(self) -> Fact:
+        for name in (
+            "max_new_tokens",
+            "max_tokens",
+            "max_steps",
+            "max_gen_len",
+            "max_new_token",
+            "max_length",
+            "steps",
+        ):
+            fact = self.loop_setting(name)
+            if fact.is_said:
+                return fact
+        return self.unsaid_setting
+
+    def read_num_beams(self) -> Fact:
+        if self.block.library == "vllm":
+            return self.setting(not_said("vLLM, which has no beams here"), "beam_width")
+        return self.sampling("", "num_beams")
+
+    def read_n(self) -> Fact:
+        default = not_said("the library (1)")
+        if self.block.library in ("score", "loop"):
+            return NOTHING_GENERATED if self.block.library == "score" else default
+        name = "n" if self.block.library == "vllm" else "num_return_sequences"
+        return self.setting(default, name)
+
+    def read_seed(self) -> Fact:
+        if self.block.library == "vllm":
+            if "seed" in self.settings.entries:
+                return self.setting(not_said("vLLM"), "seed")
+            fact = self.load_fact(lambda load: load.settings.entries.get("seed"), not_said("vLLM"))
+            if fact.is_said and fact.source != "computed":
+                return fact
+        scopes = [*self.around.near, *self.around.callers]
+        cls = self.block.scope.self_class
+        if cls is not None:
+            scopes += list(cls.methods.values())
+        scopes += [
+            scope
+            for scope in self.block.module.scopes
+            if scope.name in ("", "main", "setup", "run", "__init__")
+        ]
+        for call, scope in self.around.calls(
+            scopes, lambda call: bool(SEEDS.search(dotted_name(call.func)))
+        ):
+            if call.args or call.keywords:
+                node = call.args[0] if call.args else call.keywords[0].value
+                return fact_of(
+                    self.evaluator.value(node, self.evaluator.frame(scope)), not_said("nobody")
+                )
+        return not_said("nobody: the global generator as it stands")
+
+    def read_stop(self) -> Fact:
+        block = self.block
+        if block.library == "score":
+            return NOTHING_GENERATED
+        if block.library == "vllm":
+            unsaid = not_said("the checkpoint's EOS")
+            texts = self.setting(unsaid, "stop")
+            return texts if texts.is_said else self.setting(unsaid, "stop_token_ids")
+        if block.library == "loop":
+            return self.loop_stop()
+        for name in (
+            "stop_strings",
+            "stopping_criteria",
+            "stop_sequence",
+            "eos_token_id",
+            "forced_eos_token_id",
+        ):
+            if name in self.settings.entries:
+                fact = self.setting(self.unsaid_setting, name)
+                if fact.is_said:
+                    return Fact(fact.value, fact.source, f"{name}: {fact}")
+        return self.rest_fact() or self.unsaid_setting
+
+    def loop_stop(self) -> Fact:
+        text = function_text(self.block.scope)
+        if re.search(r"eos_token|stop|<eos>|eos_id", text):
+            return Fact(None, "computed", "checked in the loop")
+        return not_said("nobody: the loop ends with its budget")
