@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.goldens.store import write_whole
+from parity.goldens.folder import GoldenFolder, write_whole
 from parity.scan.findings import Finding
 from parity.scan.scan import Scan
 from parity.scan.site import ScannedBlock
 
 VERSION = 1
+SITES = "sites.json"
+MOST = 10_000_000  # bytes of a sites.json
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,22 @@ def write_baseline(path: Path, scan: Scan) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_sites(path: Path, blocks: Sequence[ScannedBlock]) -> tuple[int, int]:
-    """Add the sites of blocks to a sites.json; what is in it stays. Returns how many were added
-    and were there.
+def write_sites(goldens: str, blocks: Sequence[ScannedBlock]) -> tuple[int, int]:
+    """Add the sites of blocks to sites.json; what is in it stays. Returns how many were added and
+    how many functions were there.
 
     Raises ValueError where the file is not an object."""
+    folder = GoldenFolder(goldens)
     known: dict[str, Any] = {}
-    if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
+    if folder.exists(SITES):
+        known = json.loads(folder.read(SITES, most=MOST))
         if not isinstance(known, dict):
-            raise ValueError(f"{path}: expected an object of sites. Mend it or move it away")
+            raise ValueError(f"{goldens}/{SITES}: expected an object of sites. Mend it or move it")
     functions = {name for entry in known.values() for name in entry.get("functions", ())}
     added = dict[str, Any]()
     for block in blocks:
         if block.target and block.target not in functions and block.site not in known:
             added.setdefault(block.site, {"functions": [block.target]})
     if added:
-        write_whole(path, (json.dumps({**known, **added}, indent=2) + "\n").encode())
+        folder.write((json.dumps({**known, **added}, indent=2) + "\n").encode(), SITES)
     return len(added), len(functions)

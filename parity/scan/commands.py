@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import file_to_write
-from parity.goldens.store import write_whole
+from parity.goldens.folder import write_whole
 from parity.scan.baseline import Baseline, read_baseline, write_baseline, write_sites
 from parity.scan.page import page
 from parity.scan.report import Console, counted
@@ -45,9 +45,11 @@ def run_scan(args: argparse.Namespace) -> int:
         write_whole(args.html, page(found).encode("utf-8", "replace"))
         say(args, f"wrote {args.html}")
     if args.write:
-        sites = Path(args.goldens) / "sites.json"
-        added, known = write_sites(sites, found.blocks)
-        say(args, f"{sites}: {counted(added, 'site')} added, {known} functions were there")
+        added, known = write_sites(args.goldens, found.blocks)
+        say(
+            args,
+            f"{Path(args.goldens) / 'sites.json'}: {counted(added, 'site')} added, {known} functions were there",
+        )
     if args.write_baseline:
         write_baseline(baseline_path, found)
         say(args, f"wrote {baseline_path}: commit it")

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from parity.goldens.verdict import printable
+from parity.goldens.safe_text import printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.scan import Scan
