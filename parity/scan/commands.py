@@ -46,10 +46,8 @@ def run_scan(args: argparse.Namespace) -> int:
         say(args, f"wrote {args.html}")
     if args.write:
         added, known = write_sites(args.goldens, found.blocks)
-        say(
-            args,
-            f"{Path(args.goldens) / 'sites.json'}: {counted(added, 'site')} added, {known} functions were there",
-        )
+        sites = Path(args.goldens) / "sites.json"
+        say(args, f"{sites}: {counted(added, 'site')} added, {known} functions were there")
     if args.write_baseline:
         write_baseline(baseline_path, found)
         say(args, f"wrote {baseline_path}: commit it")
