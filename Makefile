@@ -98,6 +98,8 @@ goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (
 lint: $(VENV)/.ready  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --isolated --line-length 100 gen_engine.py
+	$(BIN)/ruff check --isolated --select E501 --line-length 100 gen_engine.py
 	$(BIN)/mypy
 
 # ROW=vllm-0.11: only that one.

@@ -527,7 +527,9 @@ RULES = {  # by a field's annotation without "| None", where the field declares 
     "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
     "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
     "tuple[str, ...]": TEXTS,
-    "tuple[int, ...]": TOKEN_IDS._replace(holds=lambda value: are_ids(value) and min(value, default=0) >= 0),
+    "tuple[int, ...]": TOKEN_IDS._replace(
+        holds=lambda value: are_ids(value) and min(value, default=0) >= 0
+    ),
     "MutableMapping[str, str]": STORE,
 }
 
@@ -587,7 +589,9 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
     return ruled(default, meaning, float, holds=is_valid, made=made)
 
 
-def check_name(value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError) -> Any:
+def check_name(
+    value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError
+) -> Any:
     """The value, if it is one of these names; else raise a `kind`."""
     if not isinstance(value, str) or value not in names:
         raise kind(f"{problem} {short_repr(value)}", fix=did_you_mean(value, names))
@@ -683,7 +687,8 @@ class ModelLoadConfig(Contract):
         "a mapping of names to directories",
         Mapping,
         holds=lambda value: (
-            all(map(is_text, value)) and all(isinstance(path, (str, os.PathLike)) for path in value.values())
+            all(map(is_text, value))
+            and all(isinstance(path, (str, os.PathLike)) for path in value.values())
         ),
     )
     logits_hooks: bool = False
@@ -725,7 +730,11 @@ class StopOptions(Contract):
 
     strings: tuple[str, ...] = field(
         default=(),
-        metadata={"rule": TEXTS._replace(made=lambda value: (value,) if isinstance(value, str) else tuple_of(value))},
+        metadata={
+            "rule": TEXTS._replace(
+                made=lambda value: (value,) if isinstance(value, str) else tuple_of(value)
+            )
+        },
     )
     token_ids: tuple[int, ...] = ()
     include_stop: bool = False
@@ -979,7 +988,9 @@ class VlmGenerationRequest(TextGenerationRequest):
     image_root: the folder that texts in messages may name files of: whoever writes a message is
         not to read other ones. Default None: they are refused."""
 
-    images: tuple[Any, ...] = ruled((), "images", tuple, made=lambda value: tuple(as_sequence(value)))
+    images: tuple[Any, ...] = ruled(
+        (), "images", tuple, made=lambda value: tuple(as_sequence(value))
+    )
     vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
     image_root: str | None = None
@@ -1176,7 +1187,9 @@ def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
 def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
     """The path that a message names, which lies under `root`. Raises ImageError."""
     if root is None:
-        fix = "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
+        fix = (
+            "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
+        )
         raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
     with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
         path = Path(root, name).resolve()
@@ -1228,7 +1241,9 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
 warn_once = functools.cache(log.warning)  # once a process for each kind of template owner
 
 
-def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def switches(
+    owner: Any, source: str, wanted: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Those of the wanted keywords that a template reads, and a note on each other one.
 
     Found in the template's text and the method's signature, not by trying: a TypeError raised
@@ -1261,7 +1276,10 @@ def template_content(content: Any, owner: Any, source: str) -> Any:
         if hasattr(owner, "image_processor") and asks is None:
             return [{"type": "text", "text": content}]
         return content
-    parts = [part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")} for part in content]
+    parts = [
+        part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
+        for part in content
+    ]
     if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
@@ -1611,7 +1629,9 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
 # == 9. Plan: options that have met a tokenizer: nothing is left to decide ========================
 
 
-def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False) -> str:
+def decode_ids(
+    tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False
+) -> str:
     """Token ids as text, by default with special tokens."""
     text = tokenizer.decode(
         list(ids),
@@ -1671,7 +1691,9 @@ class Plan:
         is_own_window = self.checkpoint.settings.max_model_len is not None
         return {
             **resolved,
-            "eos_token_ids": sourced(sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"),
+            "eos_token_ids": sourced(
+                sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"
+            ),
             "stop_token_ids": sourced(sorted(self.stop_ids), bool(self.stop_ids)),
             "max_model_len": sourced(window, is_own_window, "checkpoint"),
             "plugins": sourced(names, bool(names)),
@@ -1840,7 +1862,9 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         raise PromptTooLongError(f"{problem}, but {why}", fix="shorten it")
 
 
-def fit_to_window(ids: tuple[int, ...], length: int, has_images: bool, plan: Plan) -> tuple[int, ...]:
+def fit_to_window(
+    ids: tuple[int, ...], length: int, has_images: bool, plan: Plan
+) -> tuple[int, ...]:
     """A prompt that leaves room for max_new_tokens. Cuts the beginning where the options say so,
     else raises PromptTooLongError. length: in tokens, with those of the images."""
     options = plan.options
@@ -1864,7 +1888,9 @@ def fit_to_window(ids: tuple[int, ...], length: int, has_images: bool, plan: Pla
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
-def prompt_ids(request: TextGenerationRequest, plan: Plan) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def prompt_ids(
+    request: TextGenerationRequest, plan: Plan
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(token ids with one placeholder per image, notes): a text is tokenized once, here."""
     checkpoint = plan.checkpoint
     if request.prompt is not None:
@@ -1873,7 +1899,9 @@ def prompt_ids(request: TextGenerationRequest, plan: Plan) -> tuple[tuple[int, .
     if request.messages is None:
         return request.prompt_token_ids or (), ()
     owner = checkpoint.template_owner
-    rendered = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
+    rendered = render_chat(
+        owner, request.messages, request.chat, request.tools, request.continue_final
+    )
     check_characters(rendered.text, plan)
     if rendered.mark:
         pieces = rendered.text.split(rendered.mark)
@@ -2205,7 +2233,9 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     return ending
 
 
-def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **fields: Any) -> GenerationResult:
+def finish(
+    completion: Completion, prompt: Prompt, plan: Plan, backend: str, **fields: Any
+) -> GenerationResult:
     """Completion -> GenerationResult: the one place where ids become text. Raises the error of a
     row that failed. fields: of the result, that the caller knows."""
     if completion.error is not None:
@@ -2383,9 +2413,16 @@ UNSUPPORTED = (
         OTHER_VLLM,
         "vllm>=0.11,<0.27",
     ),
-    *(Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix) for name, fix in HF_FIELDS.items()),
-    Refusal("hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"),
-    Refusal("vllm", "logits without its hook", lambda a: a.options.logits and has_no_hook(a), WITH_HOOK),
+    *(
+        Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix)
+        for name, fix in HF_FIELDS.items()
+    ),
+    Refusal(
+        "hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"
+    ),
+    Refusal(
+        "vllm", "logits without its hook", lambda a: a.options.logits and has_no_hook(a), WITH_HOOK
+    ),
     Refusal(
         "vllm",
         "no_repeat_ngram_size without its hook",
@@ -2452,7 +2489,9 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
             return UnsupportedError(problem, fix=refusal.fix)
     if not asked.plugins:
         return None
-    refused: UnsupportedError | None = asked.plugins.refusal(backend, "vlm" if asked.pictures else "text")
+    refused: UnsupportedError | None = asked.plugins.refusal(
+        backend, "vlm" if asked.pictures else "text"
+    )
     return refused
 
 
@@ -2484,7 +2523,9 @@ class Row:
     request: Any = None
 
 
-def start_rows(prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]) -> list[Row]:
+def start_rows(
+    prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]
+) -> list[Row]:
     """Rows of prompts that join a call.   ready: makes one ready to run."""
     rows = [Row(prompt, RowWatch(call.plan, prompt), next(call.places)) for prompt in prompts]
     for row in rows:
@@ -2552,7 +2593,9 @@ ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per to
 Run = Mapping[str, list[int]]  # what an image is per token, by name of an ALIGNED input
 
 
-def image_inputs(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> tuple[list[Run], dict[str, Any]]:
+def image_inputs(
+    prompts: Sequence[Prompt], checkpoint: Checkpoint
+) -> tuple[list[Run], dict[str, Any]]:
     """(what each image is per token, the tensors of all images), in order. Each image is a call of
     the processor: some pad images to the largest of a call."""
     runs: list[Run] = []
@@ -2567,7 +2610,9 @@ def image_inputs(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> tuple[lis
     return runs, {name: lazy_import("torch").cat(parts) for name, parts in tensors.items()}
 
 
-def image_columns(rows: Sequence[Row], checkpoint: Checkpoint) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
+def image_columns(
+    rows: Sequence[Row], checkpoint: Checkpoint
+) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
     """(each row's values per token, by input; the tensors of all images). A placeholder becomes its
     image's run; beside an id of text stand zeros."""
     runs, tensors = image_inputs([row.prompt for row in rows], checkpoint)
@@ -2588,7 +2633,9 @@ def image_columns(rows: Sequence[Row], checkpoint: Checkpoint) -> tuple[list[dic
     return columns, tensors
 
 
-def collate(rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left") -> dict[str, Any]:
+def collate(
+    rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left"
+) -> dict[str, Any]:
     """Padded tensors [rows, longest] and those of the images; sets the rows' ids."""
     if any(row.prompt.images for row in rows):
         columns, tensors = image_columns(rows, checkpoint)
@@ -2619,7 +2666,9 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
     return OptionError("no token is left to choose", fix=fix)
 
 
-def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
+def own_logits(
+    watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
+) -> Any:
     """One row's logits after its plugins, and without tokens that would repeat an n-gram of its
     ids. logits: [vocabulary]."""
     if watch.plan.plugins:
@@ -2771,7 +2820,9 @@ class DecodeLoop:
 
     batch_kind = Batch
 
-    def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
+    def __init__(
+        self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
+    ) -> None:
         self.model = model
         self.places = places
         self.call = call
@@ -2868,7 +2919,9 @@ class DecodeLoop:
         raw = logits.log_softmax(-1)
         own = raw.gather(1, chosen[:, None])[:, 0].tolist()
         top = raw.topk(self.options.logprobs)
-        for row, logprob, ids, values in zip(self.rows, own, top.indices.tolist(), top.values.tolist()):
+        for row, logprob, ids, values in zip(
+            self.rows, own, top.indices.tolist(), top.values.tolist()
+        ):
             row.watch.logprobs.append(logprob)
             row.watch.top_logprobs.append(dict(zip(ids, values)))
 
@@ -2958,12 +3011,16 @@ class HfBackend:
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
-        joining = dataclasses.replace(call, more=lambda: start_rows(call.more(), call, self.name, self._start))
+        joining = dataclasses.replace(
+            call, more=lambda: start_rows(call.more(), call, self.name, self._start)
+        )
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
             stack.callback(self.adapt, self.adapter)  # a plugin may call the engine that runs it
-            for adapter, group in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
+            for adapter, group in itertools.groupby(
+                longest_first, key=lambda row: row.prompt.adapter
+            ):
                 self.adapt(adapter)
                 self._run(list(group), joining)
 
@@ -3292,7 +3349,9 @@ class VllmBackend:
     def _clear_cache(self) -> None:
         """Zero the KV cache: NaNs survive in it, because masking multiplies by zero."""
         self.model.reset_prefix_cache()
-        self.model.collective_rpc(lambda worker: [held.zero_() for held in worker.model_runner.kv_caches])
+        self.model.collective_rpc(
+            lambda worker: [held.zero_() for held in worker.model_runner.kv_caches]
+        )
         self.corrupt = False
 
     def run(
@@ -3412,7 +3471,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     model: the transformers model or the vllm.LLM.
     tokenizer, processor: transformers' own; processor is None for a text model."""
 
-    def __init__(self, config: ModelLoadConfig, why: str = "asked for", fallback_from: str | None = None) -> None:
+    def __init__(
+        self, config: ModelLoadConfig, why: str = "asked for", fallback_from: str | None = None
+    ) -> None:
         """Read the checkpoint and load the model. Use `load`."""
         lazy_import("torch")  # where it is missing, say so before the checkpoint is read
         self.config = config
@@ -3518,7 +3579,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
             return list(companions.scoring.score_batch(self, items, options))
 
-    def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
+    def effective(
+        self, options: Options = None, *, plugins: Sequence[Any] = ()
+    ) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or
         "default"."""
         with self._open():
@@ -3696,7 +3759,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._fallback.observer = self.observer
         return self._fallback
 
-    def _prompt(self, index: int, source: Any, kind: type[TextGenerationRequest], plan: Plan) -> Prompt:
+    def _prompt(
+        self, index: int, source: Any, kind: type[TextGenerationRequest], plan: Plan
+    ) -> Prompt:
         """The prompt of request `index`."""
         if kind is VlmGenerationRequest:
             _ = self.checkpoint.vision  # or an UnsupportedError

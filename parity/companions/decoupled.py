@@ -544,7 +544,9 @@ class Coordinator:
 
     def complete(self, prompts: Sequence[ge.Prompt], call: ge.Call) -> None:
         if call.plan.options.temperature > 0:  # what runs again elsewhere draws the same
-            prompts = [dataclasses.replace(prompt, seed=prompt.sampling_seed()) for prompt in prompts]
+            prompts = [
+                dataclasses.replace(prompt, seed=prompt.sampling_seed()) for prompt in prompts
+            ]
         self._begin(call)
         for prompt in prompts:
             self.open[next(call.places)] = dataclasses.replace(prompt, messages=None)
@@ -820,7 +822,9 @@ def check_numbers(verifiers: int, drafters: int, patience: float) -> None:
         raise ge.OptionError(problem, fix="give one verifier or more")
     if not patience > 0:
         problem = f"patience={patience}"
-        raise ge.OptionError(problem, fix="say for how many seconds a worker may be silent, above 0")
+        raise ge.OptionError(
+            problem, fix="say for how many seconds a worker may be silent, above 0"
+        )
 
 
 def warn_of_few_cpus(ray: Any, wanted: float) -> None:

@@ -61,9 +61,7 @@ def scored_request(prompt: Any) -> ge.VlmGenerationRequest:
     return request
 
 
-def joined_ids(
-    prompt: Any, response: Any, plan: ge.Plan
-) -> tuple[dict[str, Any], tuple[int, ...]]:
+def joined_ids(prompt: Any, response: Any, plan: ge.Plan) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(request, response ids) of two strings that are tokenized as one text, as lm-eval does it:
     what is beyond the prompt's own ids is the response, with the blanks at the prompt's end."""
     if not isinstance(prompt, str) or not isinstance(response, str):

@@ -600,7 +600,8 @@ PLACES = {  # what stands in a template for what; the rest of it is a regular ex
     " ": r"\s*",
     "<|": r"<\|",
     "|>": r"\|>",
-    "NAME": r"(?P<name>[^\s<>{}\[\]]{1,256})",  # without an end, each of many openings reads the whole text
+    # With a limit, or each of many openings would read the whole text.
+    "NAME": r"(?P<name>[^\s<>{}\[\]]{1,256})",
     "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)',
     "STRING": r'(?P<string>[^<>"]*)',
@@ -905,7 +906,9 @@ def parse_tool_calls(
     an error. Linear in len(text). Raises OptionError for an unknown format, or a tool without a
     name. Where a marker is a special token ([TOOL_CALLS]), pass GenerationResult.raw_text."""
     if not isinstance(format, str) or format not in FORMATS:
-        raise ge.OptionError(f"no tool call format {format!r}", fix=ge.did_you_mean(format, FORMATS))
+        raise ge.OptionError(
+            f"no tool call format {format!r}", fix=ge.did_you_mean(format, FORMATS)
+        )
     schemas = None if tools is None else schemas_of(tools)
     forms = [form for form in FORMATS[format] if re.search(form.block, text)]
     if FORMATS[format] is ANY and is_pythonic(text):
@@ -927,7 +930,9 @@ def for_template(calls: Sequence[Any], source: str) -> list[Any]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             fix = "write a JSON object"
-            with ge.wrapping_errors(ge.RequestError, "the arguments of a tool call are no JSON", fix):
+            with ge.wrapping_errors(
+                ge.RequestError, "the arguments of a tool call are no JSON", fix
+            ):
                 arguments = json.loads(function["arguments"])
             call = {**call, "function": {**function, "arguments": arguments}}
         parsed.append(call)
