@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from parity.cli import command_line
-from parity.proof import frozen, matrix, mutants, power, referee_command, selftest
+from parity.proof import frozen, matrix, power, referee_command, selftest
 from parity.proof.fuzz import hostile
+from parity.proof.mutants import command as mutants
 from parity.proof.real import ground
 
 COMMANDS = (

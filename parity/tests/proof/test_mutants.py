@@ -1,240 +1,275 @@
-"""Mutants: what is mutated, which goldens judge it, how a result is counted, and what is
-printed."""
+"""Mutation score: what is mutated, which tests judge a mutant, how its end is counted, what is printed."""
 
 from __future__ import annotations
 
-import ast
 import json
-import os
-import signal
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from parity.goldens.store import Store
-from parity.goldens.verdict import Cause, Outcome
-from parity.proof import mutants, reach
 from parity.proof.__main__ import main
-from parity.proof.forks import ENGINE, Died, forked
-from parity.proof.mutant_judge import How, Result, Trial, Tried, how_caught, judges_of, result_of
-from parity.proof.mutants import Judged, key_of, report, score_of
-from parity.proof.operators import Mutant, all_mutants, sample
-from parity.proof.reach import NOTE, Note, Passage, Reach, noting
+from parity.proof.mutants import command
+from parity.proof.mutants.command import Judged, report
+from parity.proof.mutants.forks import Died, forked
+from parity.proof.mutants.judge import Outcome, is_raised, judge
+from parity.proof.mutants.mutation import Mutant, Source, sample
+from parity.proof.mutants.reach import Project, Reach, names_at_import, reach_of, statement_lines, this_project
 
 SOURCE = '''"""A file."""
-__version__ = "1.0"
-LIMITS = {"short": 3, "long": lambda: 5}
+
+__all__ = ["halved"]
+MOST = 7
 
 
-def first(text: "str", most: int = 7) -> str:
-    """What stands first."""
-    if len(text) > 4:
-        log.warning("it is long: %s", 1)
-        raise ValueError("too long", 2)
-    for part in text:
-        if part == "a":
-            break
-    return text[:most]
+class Refused(Exception):
+    pass
+
+
+def halved(value: "int", times=1) -> int:
+    if value < 0:
+        raise Refused("less than nothing", 2)
+    label = "one label of it"
+    for _ in range(times):
+        value = value // 2
+    return min(value, MOST)
+
+
+def named(
+    value,
+):
+    return str(
+        value,
+    ).upper()
+
+
+def unused():
+    return 1
 '''
+TESTS = """
+import sample_source
+import pytest
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Mutant]:
-    return all_mutants(SOURCE)
+def name():
+    return sample_source.named("a")
 
 
-def test_mutants_compile_and_each_changes_its_statement_only(made: list[Mutant]) -> None:
-    for mutant in made:
-        before, after = ast.parse(SOURCE), ast.parse(mutant.source())
-        assert ast.dump(before) != ast.dump(after)
-        assert mutant.original() in ast.unparse(before) or "..." in mutant.original()
+def test_halves_eight():
+    assert sample_source.halved(8) == 4
 
 
-def test_texts_for_people_annotations_and_versions_are_left_out(made: list[Mutant]) -> None:
-    sources = "".join(mutant.mutated() for mutant in made)
-    assert "too long" not in sources and "it is long" not in sources
-    assert not any(mutant.original().startswith("__version__") for mutant in made)
-    assert not any("XXstrXX" in mutant.mutated() for mutant in made)
+def test_refuses_negative():
+    with pytest.raises(sample_source.Refused):
+        sample_source.halved(-1)
 
 
-def test_sentences_are_left_out_and_what_texts_are_compared_with_is_not() -> None:
-    source = """
-PLACES = {"key": "load it with more room"}
-FULL = re.compile("out of memory|no room")
-IS_FULL = "not enough room" in told
+def test_first_of_name(name):
+    assert name
+
+
+def test_name_is_upper(name):
+    assert name == "A"
+
+
+def test_that_fails():
+    assert sample_source.halved(8) == 5
 """
-    mutated = "".join(mutant.mutated() for mutant in all_mutants(source))
-    assert "XXkeyXX" in mutated and "XXload it" not in mutated
-    assert "XXout of memory|no roomXX" in mutated and "XXnot enough roomXX" in mutated
+FILE = "sample_source.py"
 
 
-def test_the_slots_of_dataclasses_are_left_out() -> None:
-    source = "@dataclass(frozen=True, slots=True)\nclass Row:\n    ids: tuple = ()\n"
-    heads = {mutant.mutated().splitlines()[0] for mutant in all_mutants(source)}
-    assert "@dataclass(frozen=False, slots=True)" in heads
-    assert not [head for head in heads if head.endswith(("(frozen=True)", "slots=None)", "slots=False)"))]
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    root = tmp_path_factory.mktemp("project")
+    (root / FILE).write_text(SOURCE)
+    (root / "test_it.py").write_text(TESTS)
+    return Project(root, (FILE,), ("test_it.py",))
 
 
-def test_mutants_know_where_they_are(made: list[Mutant]) -> None:
-    [limit] = [one for one in made if one.mutated() == "LIMITS = {'short': 4, 'long': lambda: 5}"]
-    [inner] = [one for one in made if one.mutated() == "LIMITS = {'short': 3, 'long': lambda: 6}"]
-    [loop] = [one for one in made if one.operator == "keywords" and one.original() == "break"]
-    assert (limit.function, limit.in_call, limit.line) == ("module", False, 3)
-    assert (inner.function, inner.in_call, inner.lines) == ("module", True, (3, 3))
-    assert (loop.function, loop.in_call, loop.lines) == ("first", True, (13, 13))
+@pytest.fixture(scope="module")
+def reach(project: Project) -> Reach:
+    return reach_of(project, processes=1)
 
 
-def test_a_sample_is_repeated_by_its_seed_and_begins_a_longer_one(made: list[Mutant]) -> None:
-    numbers = [one.number for one in sample(made, 5, seed=1)]
-    assert numbers == [one.number for one in sample(made, 9, seed=1)][:5]
-    assert numbers != [one.number for one in sample(made, 5, seed=2)]
-    assert len(sample(made, 10_000, seed=1)) <= len(made)
+@pytest.fixture(scope="module")
+def source(project: Project) -> Iterator[Source]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(this_project().root)
+        yield Source(project.root, FILE)
 
 
-def test_a_mark_outlives_edits_elsewhere(made: list[Mutant]) -> None:
-    source = SOURCE.replace("LIMITS", "\n\nBOUNDS").replace("text[:most]", "text[ :most ]")
-    moved = all_mutants(source)
-    keys = {key_of(one) for one in made if one.function == "first"}
-    assert keys == {key_of(one) for one in moved if one.function == "first"}
+@pytest.fixture(scope="module")
+def mutants(source: Source) -> list[Mutant]:
+    found = [source.mutant(mutation) for mutation in source.mutations]
+    return [one for one in found if one is not None]
 
 
-# == Which goldens judge a mutant ==
+# == Mutants ==
 
 
-def test_noting_tells_calls_from_the_import() -> None:
-    note = Note()
-    scope: dict[str, object] = {NOTE: note}
-    exec(compile(noting(SOURCE + "\nfirst('b')\n"), "noted", "exec"), scope)
-    assert note.at_import == {7, 8, 11, 12, 14} and note.called == set()
-    limits = scope["LIMITS"]
-    assert isinstance(limits, dict)
-    limits["long"]()
-    assert note.called == {3}
+def test_mutants_operators_and_arguments_are_changed(mutants: list[Mutant]) -> None:
+    changes = {(one.original, one.mutated) for one in mutants}
+    assert ("value = value // 2", "value = value / 2") in changes
+    assert ("return min(value, MOST)", "return min(MOST)") in changes
+    assert ("MOST = 7", "MOST = 8") in changes
 
 
-def passage(case: str, seconds: float, *lines: int, passes: bool = True) -> Passage:
-    return Passage(case, seconds, passes, ("IDENTICAL",), frozenset(lines))
+@pytest.mark.parametrize("left_out", ["raise", "__all__", "one label", '"""A file', "def halved(value: N"])
+def test_mutants_raises_texts_and_annotations_are_left_out(mutants: list[Mutant], left_out: str) -> None:
+    changed = [one for one in mutants if left_out in one.original and one.mutated != "label = None"]
+    assert changed == []
 
 
-def trial(*lines: int, in_call: bool = True) -> Trial:
-    return Trial(0, "", frozenset(lines), in_call)
+def test_mutants_each_differs_in_its_statement_only(mutants: list[Mutant]) -> None:
+    for one in mutants:
+        first, last = one.lines
+        assert one.text.splitlines()[: first - 1] == SOURCE.splitlines()[: first - 1]
+        assert one.text.endswith("".join(SOURCE.splitlines(keepends=True)[last:]))
 
 
-def test_goldens_that_pass_the_lines_judge_and_the_quickest_with_most_lines_is_first() -> None:
-    slow, quick = passage("s/slow", 2.0, 1, 2, 3), passage("s/quick", 0.5, 1, 2)
-    other, broken = passage("s/other", 1.0, 3, 9), passage("s/broken", 0.1, 1, passes=False)
-    found = Reach(reach.ordered([slow, other, quick, broken]), frozenset({30}))
-    assert judges_of(found, trial(1)) == [quick, slow]
-    assert judges_of(found, trial(3, 4)) == [other, slow]
-    assert judges_of(found, trial(4)) == []
-    assert len(judges_of(found, trial(30))) == len(judges_of(found, trial(4, in_call=False))) == 3
+def test_sample_same_seed_same_mutants(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(this_project().root)
+    one, same, other = (sample(project.root, [FILE], 5, seed) for seed in (1, 1, 2))
+    assert one == same != other
+    assert len({mutant.text for mutant in one}) == 5
 
 
-# == What became of a mutant ==
+# == Which tests judge it ==
 
 
-def outcome(verdict: str, name: str = "stop.rule", certainty: str = "confirmed") -> Outcome:
-    cause = Cause(name, certainty, "said")  # type: ignore[arg-type]
-    return Outcome("s", "c", "hf", verdict, cause=cause)  # type: ignore[arg-type]
+def test_killers_are_the_passing_tests_that_run_the_line(reach: Reach) -> None:
+    line = SOURCE.splitlines().index("        value = value // 2") + 1
+    assert reach.killers(FILE, (line, line)) == ["test_it.py::test_halves_eight"]
+
+
+def test_killers_of_a_shared_fixture_are_all_who_use_it(reach: Reach) -> None:
+    line = SOURCE.splitlines().index("    return str(") + 1
+    assert set(reach.killers(FILE, (line, line))) == {
+        "test_it.py::test_first_of_name",
+        "test_it.py::test_name_is_upper",
+    }
+
+
+def test_killers_of_a_constant_are_tests_of_lines_that_name_it(reach: Reach) -> None:
+    line = SOURCE.splitlines().index("MOST = 7") + 1
+    assert reach.killers(FILE, (line, line)) == ["test_it.py::test_halves_eight"]
+
+
+def test_reach_unchanged_sources_are_not_run_again(
+    project: Project, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parity.proof.mutants.reach.noted_run", None)
+    assert reach_of(project, processes=1) == reach
 
 
 @pytest.mark.parametrize(
-    ("found", "how"),
+    ("source", "line", "names"),
     [
-        (outcome("DRIFT"), "named"),
-        (outcome("LATENT", certainty="likely"), "named"),
-        (outcome("DRIFT", certainty="unattributed"), "unnamed"),
-        (outcome("DRIFT", "error"), "crash"),
-        (outcome("ERROR", "error"), "crash"),
+        ("A = 1\nB = 2", 2, {"B"}),
+        ("class A:\n    b: int = 1\n    c: int = 2", 2, {"A", "b"}),
+        ("def f(\n    a=1,\n):\n    return a", 2, {"f"}),
+        ("@g(1)\ndef f():\n    return 2", 1, {"f"}),
+        ("def f():\n    return 2", 2, set()),
     ],
 )
-def test_a_crash_is_told_from_a_named_cause(found: Outcome, how: str) -> None:
-    assert how_caught(found) == how
-    assert result_of(Tried(found, 1, 0.0)).is_caught
+def test_names_at_import_of_a_line(source: str, line: int, names: set[str]) -> None:
+    assert names_at_import(source, line) == names
 
 
-def test_a_fork_that_hangs_and_one_that_dies_are_caught() -> None:
-    jobs = {0: lambda: os._exit(3), 1: lambda: os.kill(os.getpid(), signal.SIGALRM)}
-    hows = {}
-    for number, died, _ in forked(jobs):
-        assert isinstance(died, Died)
-        hows[number] = result_of(died).how
-    assert hows == {0: "crash", 1: "hang"}
+def test_statement_lines_of_a_compound_one_are_its_head() -> None:
+    assert statement_lines("if (\n  a\n):\n  f(\n    b\n  )") == {
+        1: (1, 3),
+        2: (1, 3),
+        3: (1, 3),
+        4: (4, 6),
+        5: (4, 6),
+        6: (4, 6),
+    }
 
 
-def test_a_mutant_that_no_golden_tells_apart_survived() -> None:
-    assert result_of(Tried(None, 3, 0.5)) == Result(0, "", "survived", tried=3, cpu=0.5)
+# == How it ends ==
+
+
+def mutant(project: Project, old: str, new: str) -> Mutant:
+    text = SOURCE.replace(old, new)
+    line = SOURCE[: SOURCE.index(old)].count("\n") + 1
+    lines = statement_lines(SOURCE)[line]
+    function = (11, 17) if line < 19 else (20, 25)
+    return Mutant(FILE, text, old, new, lines, function)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "how"),
+    [
+        ("value // 2", "value // 3", "asserted"),
+        (".upper()", ".lower()", "asserted"),
+        ("value < 0", "value < None", "raised"),
+        ("MOST = 7", "MOST = undefined", "raised"),
+        ("value < 0", "value <= 0", "survived"),
+        ("return 1", "return 2", "unreached"),
+    ],
+)
+def test_judge_mutant_ends(project: Project, reach: Reach, old: str, new: str, how: str) -> None:
+    ((number, outcome, _),) = judge(reach, {3: mutant(project, old, new)}, processes=1)
+    assert (number, outcome.how) == (3, how), outcome
+    assert (project.root / FILE).read_text() == SOURCE
+
+
+def test_judge_endless_mutant_is_hung(project: Project, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parity.proof.mutants.judge.PATIENCE", 1)
+    endless = mutant(project, "value = value // 2", "while True: pass")
+    ((_, outcome, _),) = judge(reach, {0: endless}, processes=1)
+    assert outcome.how == "hung"
+
+
+def fail_in_a_function() -> None:
+    None + 1  # type: ignore[operator]  # noqa: B018
+
+
+def test_is_raised_error_of_another_function_is_not() -> None:
+    with pytest.raises(TypeError) as caught:
+        fail_in_a_function()
+    line = caught.traceback[-1].lineno + 1
+    assert is_raised(caught.value, __file__, (line - 1, line))
+    assert not is_raised(caught.value, __file__, (1, 2))
+    assert not is_raised(AssertionError(), __file__, (line - 1, line))
+
+
+def test_forked_fork_that_raises_says_what() -> None:
+    results = {key: result for key, result, _ in forked({"a": lambda: 1 / 0, "b": lambda: 2}, 2)}
+    assert results["b"] == 2
+    assert isinstance(results["a"], Died)
+    assert "ZeroDivisionError" in results["a"].error
 
 
 # == The report ==
 
 
-def judged(mutant: Mutant, *hows: How, equivalent: str = "") -> Judged:
-    results = [Result(mutant.number, name, how) for name, how in zip(("hf", "vllm"), hows)]
-    return Judged(mutant, "Stops", tuple(results), equivalent)
+def test_report_counts_raising_apart_and_equivalent_ones_not(project: Project) -> None:
+    one = mutant(project, "value // 2", "value // 3")
+    ends = [("asserted", ""), ("raised", ""), ("survived", ""), ("survived", "no user sees it")]
+    judged = [Judged("engine", one, Outcome(how, 1), reason) for how, reason in ends]
+    lines = list(report(project, judged))
+    assert lines[-1] == "| engine | 3 | 1 | 1 | 0 | 1 | 1 | 0 | 67% | 50% |"
+    assert "+        value = value // 3" in lines
+    assert sum(line.startswith("SURVIVED") for line in lines) == 1
 
 
-def test_one_backend_is_enough_and_marked_ones_do_not_count(made: list[Mutant]) -> None:
-    found = [
-        judged(made[0], "survived", "named"),
-        judged(made[1], "crash"),
-        judged(made[2], "unreached", "survived"),
-        judged(made[3], "survived", "survived", equivalent="nobody sees it"),
-    ]
-    assert score_of(found) == pytest.approx(2 / 3)
-    lines = "\n".join(report(found, ["hf", "vllm"]))
-    assert lines.count("SURVIVED") == 1
-    assert f"SURVIVED {made[2].function}, line {made[2].line}" in lines
-    assert "+++ mutant" in lines
-    assert "66.7% of 3 mutants caught: 1 by a named cause" in lines and "1 by a crash" in lines
+def test_report_equivalent_one_that_is_killed_is_named(project: Project) -> None:
+    one = mutant(project, "value // 2", "value // 3")
+    judged = [Judged("engine", one, Outcome("asserted", 1, "test_it.py::test_a"), "a wrong reason")]
+    assert any("LISTED AS EQUIVALENT BUT KILLED" in line for line in report(project, judged))
 
 
-def test_a_backend_judges_what_the_one_before_has_not_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = list[tuple[str, int]]()
-
-    def judge(store: Store, trials: Sequence[Trial], backend: str) -> Iterator[Result]:
-        for one in trials:
-            asked.append((backend, one.number))
-            yield Result(one.number, backend, "crash" if one.number % 2 else "survived")
-
-    monkeypatch.setattr(mutants, "judge_mutants", judge)
-    chosen = sample(all_mutants(SOURCE), 6, seed=1)
-    found = list(mutants.run_mutants(Store(tmp_path), chosen, ["hf", "vllm"]))
-    even = {one.number for one in chosen if one.number % 2 == 0}
-    assert {number for backend, number in asked if backend == "vllm"} == even
-    assert {one.mutant.number for one in found if not one.is_caught} == even
+def test_equivalents_each_original_is_in_its_file() -> None:
+    rows = json.loads(command.EQUIVALENT.read_text())
+    for row in rows:
+        lines = (this_project().root / row["file"]).read_text().splitlines()
+        source = " ".join(line.strip() for line in lines)
+        assert row["original"] in source, row
+        assert row["reason"]
 
 
-def test_a_mark_of_a_mutant_that_is_caught_is_reported(made: list[Mutant]) -> None:
-    lines = "\n".join(report([judged(made[0], "named", equivalent="nobody sees it")], ["hf"]))
-    assert "MARKED EQUIVALENT BUT CAUGHT" in lines
-
-
-def test_every_mark_has_a_reason_and_its_function_is_there() -> None:
-    names = {name for name, _ in mutants_scopes()} | {"module"}
-    for (function, original, mutated), reason in mutants.marks().items():
-        assert function in names, f"{function} is gone: {original}"
-        assert reason and original != mutated
-
-
-def mutants_scopes() -> list[tuple[str, ast.AST]]:
-    from parity.proof.syntax import named_scopes
-
-    return list(named_scopes(ast.parse(ENGINE.read_text()), ""))
-
-
-def test_sections_are_those_of_the_file() -> None:
-    sections = set(mutants.sections_of(ENGINE.read_text()).values())
-    assert {"Errors", "Stops", "Backend: hf", "Backend: vllm", "Engine"} <= sections
-
-
-def test_an_unknown_backend_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mutants", "--backend", "hf,vlm"]) == 2
-    assert "Did you mean 'vllm'?" in capsys.readouterr().err
-
-
-def test_kept_lines_survive_an_interrupted_write(tmp_path: Path) -> None:
-    kept = tmp_path / "reach.jsonl"
-    kept.write_text(json.dumps({"key": "a"}) + "\n" + '{"key": "b", "li')
-    assert reach.read_rows(kept) == {"a": {"key": "a"}}
+def test_mutants_count_of_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mutants", "--count", "0"]) == 2
+    assert "Give a number >= 1" in capsys.readouterr().err
