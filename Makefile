@@ -54,8 +54,8 @@ parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both
 selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
 	$(BIN)/python -m parity.proof selftest $(SELFTEST)
 
-# MUTANTS="--seed 20261125 --count 50 --backend hf": another sample; the default is 200 by the date, on both backends.
-mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
+# MUTANTS="--seed 20261125 --count 50 --only engine --backend hf": another sample; the default is 100 by the date.
+mutants: $(VENV)/.ready  ## mutation score of gen_engine.py and the companions, by unit tests: a random sample (half an hour)
 	$(BIN)/python -m parity.proof mutants $(MUTANTS)
 
 # REFACTORINGS="--each": each by itself (half an hour).

@@ -2,8 +2,7 @@
 shown by.
 
 engine_mutations.json holds them, written by somebody who had not read the judge. They are
-regression tests of the judge; what it makes of faults that it has never met is measured by `python
--m parity.proof mutants`.
+regression tests of the judge.
 
     for score in run_mutations(store, mutations(), "hf"):
         ...

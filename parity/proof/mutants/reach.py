@@ -25,7 +25,9 @@ from typing import Any
 
 from parity.proof.mutants.forks import Died, forked
 
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+# pytest would warn that it cannot rewrite the plugins that this process has imported already.
+LOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = ("-q", "-p", "no:cacheprovider", *LOADED)
 NOT_COPIED = ("build", "bench", "__pycache__")  # and what begins with a dot
 
 
