@@ -113,8 +113,9 @@ def parts_of(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 def tests_of_vllm(reach: Reach) -> set[str]:
     tree = ast.parse((reach.project.root / ENGINE).read_text())
-    backends = [one for one in tree.body if getattr(one, "name", "") == "VllmBackend"]
-    return reach.passing(ENGINE, range(backends[0].body[0].lineno, backends[0].end_lineno or 0))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    [backend] = [node for node in classes if node.name == "VllmBackend"]
+    return reach.passing(ENGINE, range(backend.body[0].lineno, backend.end_lineno or 0))
 
 
 def run_mutants(reach: Reach, parts: Iterator[tuple[str, int]], args: argparse.Namespace) -> Iterator[Judged]:

@@ -128,8 +128,8 @@ def names_at_import(source: str, line: int) -> set[str]:
 
 
 def first_line(statement: ast.stmt) -> int:
-    decorators = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(one.lineno for one in decorators)])
+    lines: list[int] = [one.lineno for one in getattr(statement, "decorator_list", [])]
+    return min([statement.lineno, *lines])
 
 
 def names_bound(statement: ast.stmt) -> set[str]:
