@@ -55,7 +55,7 @@ selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each 
 	$(BIN)/python -m parity.proof selftest $(SELFTEST)
 
 # MUTANTS="--seed 20261125 --count 50 --only engine --backend hf": another sample; the default is 100 by the date.
-mutants: $(VENV)/.ready  ## mutation score of gen_engine.py and the companions, by unit tests: a random sample (half an hour)
+mutants: $(VENV)/.ready  ## mutation score of gen_engine.py and the companions, by unit tests: a random sample (long; the first run maps lines to tests)
 	$(BIN)/python -m parity.proof mutants $(MUTANTS)
 
 # REFACTORINGS="--each": each by itself (half an hour).
