@@ -78,6 +78,7 @@ __all__ = [
     "did_you_mean",
     "short_repr",
     "wrapping_errors",
+    "check_characters",
     "lazy_import",
     "takes",
     "companions",
@@ -106,6 +107,8 @@ __all__ = [
     "batch_of",
     "at_request",
     "load_image",
+    "path_under",
+    "named_source",
     "render",
     "truncate_at_stops",
     "Plugin",
@@ -1849,6 +1852,15 @@ def token_limits(plan: Plan) -> tuple[int, int]:
     return room, options.max_prompt_tokens or sys.maxsize
 
 
+def why_limited(plan: Plan) -> str:
+    """Which of the two limits of a prompt holds, in words."""
+    room, most = token_limits(plan)
+    if most < room:
+        return f"max_prompt_tokens is {most}"
+    window = f"the window of {plan.checkpoint.window} less max_new_tokens"
+    return f"{window} {plan.options.max_new_tokens} leaves {max(room, 0)}"
+
+
 def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
     """Raise PromptTooLongError for a text that no tokens within the limit can hold: a megabyte
     takes seconds to tokenize, in which other requests wait."""
@@ -1857,9 +1869,8 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         return
     longest = plan.checkpoint.longest_token
     if len(text) > limit * longest:
-        problem = f"{what} has {len(text):,} characters"
-        why = f"{limit:,} tokens of at most {longest} characters are allowed"
-        raise PromptTooLongError(f"{problem}, but {why}", fix="shorten it")
+        problem = f"{what} has {len(text):,} characters, at most {longest} in a token"
+        raise PromptTooLongError(f"{problem}, but {why_limited(plan)}", fix="shorten it")
 
 
 def fit_to_window(
@@ -1874,11 +1885,7 @@ def fit_to_window(
         return ids
     if options.truncate_prompt and not has_images and limit > 0:
         return ids[-limit:]
-    if most < room:
-        why = f"max_prompt_tokens is {most}"
-    else:
-        window = f"the window of {plan.checkpoint.window} less max_new_tokens"
-        why = f"{window} {options.max_new_tokens} leaves {max(room, 0)}"
+    why = why_limited(plan)
     if limit <= 0:
         fix = "lower max_new_tokens"
     elif has_images:

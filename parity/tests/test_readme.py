@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -84,6 +85,8 @@ def test_a_command_exists(name: str, line: str) -> None:
         Parsers().parse(split_at_dashes(words[3:])[0])
     elif words[:3] == ["python", "-m", "parity.proof"]:
         Parsers(PROOF).parse(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2].startswith("parity.proof."):
+        assert importlib.util.find_spec(words[2]) is not None, line
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         asked = [word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)]

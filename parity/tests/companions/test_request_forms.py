@@ -106,8 +106,8 @@ def test_bodies_are_answered_alike_in_files_and_rows(
     monkeypatch.setattr(ray_data, "open_engine", lambda model, settings: engine)
     worker = Generate("any", {"max_new_tokens": 96}, columns=["choices", "text"])
     rows = worker({"body": [json.dumps(body) if k % 2 else body for k, body in enumerate(BODIES.values())]})
-    assert rows["error"] == [None] * len(BODIES)
-    for name, row in zip(BODIES, rows["choices"]):
+    assert rows["error"].to_pylist() == [None] * len(BODIES)
+    for name, row in zip(BODIES, rows["choices"].to_pylist()):
         [choice] = json.loads(row)
         assert choice["message"] == messages[name]
 
@@ -126,7 +126,8 @@ def test_rows_have_columns_of_their_own_for_chat_options_and_plugins(
         {**chat(CAPITAL), "body": {}},
     ]
     names = {name for row in asked for name in row}
-    rows = Generate("any", {"max_new_tokens": 24})({name: [row.get(name) for row in asked] for name in names})
+    columns = Generate("any", {"max_new_tokens": 24})({name: [row.get(name) for row in asked] for name in names})
+    rows = {name: columns[name].to_pylist() for name in ("text", "completion_tokens", "error")}
     assert rows["text"][0].startswith("<think>\nI look at the last digit.")
     assert rows["text"][1].startswith(" France is Paris.")
     assert rows["text"][2].startswith("1, 2, ") and "3" not in rows["text"][2]

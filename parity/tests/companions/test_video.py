@@ -251,7 +251,7 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     (part([]), "a video gives 0 frames"),
     (part(FRAMES[:1]), "a video gives 1 frames"),
     (part([*FRAMES[:2], Image.new("RGB", (64, 96))]), "several sizes: 64x64, 64x96"),
-    (part([FRAMES[0], "no/such.png"]), "there is no file 'no/such.png'"),
+    (part([FRAMES[0], "no/such.png"]), "a message names the file 'no/such.png'"),
     (part([FRAMES[0], b"no image"]), "unreadable picture"),
     (part([numpy.zeros((4, 4, 7))] * 2), "frame 0 of a video is a float64 array [4, 4, 7]"),
     (part([numpy.zeros((4, 4, 3), "float32")] * 2), "frame 0 of a video is a float32 array [4, 4, 3]"),
