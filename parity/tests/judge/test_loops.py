@@ -675,7 +675,7 @@ def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) 
     ("site", "verdict"),
     [
         ("rare", "IDENTICAL"), ("guessed", "TEXT-IDENTICAL"),
-        ("embedded", "LATENT"), ("prefixed", "LATENT"),  # the old model call was not seen: nothing but the value compares
+        ("embedded", "LATENT"), ("prefixed", "LATENT"),  # the old model call was not seen
     ],
 )  # fmt: skip
 def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, verdict: str, judged: Judged) -> None:
