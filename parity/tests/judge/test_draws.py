@@ -122,8 +122,8 @@ def test_cut_top_p_keeps_what_transformers_keeps(spread: float, share: float) ->
     scores = spread * torch.randn(8, 2 * SORTED, generator=torch.Generator().manual_seed(3))
     ours = cut_top_p(scores, share)
     theirs = TopPLogitsWarper(share)(None, scores)
-    # One token of 8 rows may be apart: it stands at the share itself, and sums round by processor.
-    assert (ours != theirs).sum() <= 1
+    apart = (ours != theirs) * scores.softmax(-1)
+    assert apart.sum(-1).max() < 1e-4  # at the share itself sums round by processor
 
 
 def test_cut_top_p_treats_equal_chances_alike() -> None:
