@@ -56,7 +56,7 @@ RUNS = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt2?|net)$", re.IG
 TRAINING = re.compile(
     r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$"
     r"|_forward$|prediction_step"
-    r"|get_batch_loss|concatenated_forward|loss_fn|^step$|backward)"
+    r"|get_batch_loss|loss_fn|^step$|backward)"
 )
 CHOOSES = re.compile(r"argmax|multinomial|topk|sampl|^max$|choice|decode_token|next_token")
 LABELS = re.compile(
@@ -124,10 +124,39 @@ class LookAlike:
     reason: str
 
 
+ANALYSIS_ERRORS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A function or a block that a fault of the scanner kept from being analysed."""
+
+    file: str
+    line: int
+    function: str
+    reason: str
+
+
+def failure_of(error: Exception, scope: Scope, line: int) -> Failure:
+    reason = f"{type(error).__name__}: {error}"
+    return Failure(scope.module.path, line, scope.qualname, reason)
+
+
 @dataclass
 class Sinks:
+    """failures: functions that could not be searched."""
+
     blocks: list[Block] = field(default_factory=list)
     look_alikes: list[LookAlike] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
 
 LOOK_ALIKES = {
@@ -154,7 +183,11 @@ class Finder:
     def find(self) -> Sinks:
         for module in self.repository.modules:
             for scope in module.scopes if module.source.has_sink_words else ():
-                self.search(scope)
+                try:
+                    self.search(scope)
+                except ANALYSIS_ERRORS as error:
+                    line = scope.module.source.line(getattr(scope.node, "lineno", 1))
+                    self.found.failures.append(failure_of(error, scope, line))
         order = {module.path: number for number, module in enumerate(self.repository.modules)}
         self.found.blocks.sort(key=lambda block: (order[block.module.path], block.node.lineno))
         return self.found
@@ -260,6 +293,18 @@ class Finder:
                 name = symbol_name(inner.callee) if isinstance(inner, Call) else ""
                 if name.rpartition(".")[2] in ("SamplingParams", "BeamSearchParams"):
                     return True
+        return self.is_named_engine(call, scope)
+
+    def is_named_engine(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether `model.generate(..., sampling_params=p)` is vLLM's: a thing that is called a
+        model, and p, which is not known, no dictionary (of other engines)."""
+        receiver = dotted_name(call.func).rpartition(".")[0].rpartition(".")[2]
+        if not re.search(r"engine|vllm", receiver, re.I) and not MODEL_NAMES.search(receiver):
+            return False
+        for keyword in call.keywords:
+            if keyword.arg == "sampling_params":
+                value = self.evaluator.value(keyword.value, self.evaluator.frame(scope))
+                return not isinstance(plain(value), Dict)
         return False
 
     def takes_tokenizer(self, call: ast.Call, scope: Scope) -> bool:
@@ -349,6 +394,10 @@ class Finder:
         if not self.may_be_object(call, scope):
             return None
         thing = self.thing(call.func, scope)
+        name = f"{dotted_name(call.func)} {thing.argument}"
+        if thing.kind == "pipeline" and not thing.task and re.search(r"reward|classif", name, re.I):
+            self.note(call, scope, f"{LOOK_ALIKES['classifier']}, by its name")
+            return None
         if thing.kind == "pipeline" or (thing.kind == "langchain" and call.args):
             return self.make(call, scope, "pipeline", "call", thing)
         if thing.kind == "classifier" and thing.task:
@@ -440,7 +489,8 @@ class Finder:
             names & {"input_ids", "labels", "past_key_values", "inputs_embeds"}
         ) or self.takes_inputs(call, scope)
         return is_fed or (
-            "token" in scope.module.source.text and "input_ids" in function_text(scope)
+            "token" in scope.module.source.text
+            and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
         )
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
@@ -486,15 +536,15 @@ class Finder:
             r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE
         ):
             return False
-        if re.search(r"log_?softmax", text, re.IGNORECASE) and re.search(
+        if re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE) and re.search(
             r"gather|\blabels?\b|\[.*\]|max\(", text
         ):
             return True
         if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
             return True
-        if re.search(r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|perplexity", text):
+        if re.search(r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text):
             return True
-        is_last = re.search(r"logits[^\n]{0,40}\[[^\]\n]*-1", text)
+        is_last = re.search(r"logits[^\n]{0,40}\[[^\n]{0,40}-\s*1\b", text)
         return bool(is_last and LABELS.search(text))
 
     # == Results ==
@@ -552,6 +602,9 @@ def has_optimizer(scope: Scope) -> bool:
 
 def is_training(scope: Scope) -> bool:
     """Whether a function trains, or is a part of a network."""
+    if scope.name == "concatenated_forward":  # of DPO: a score where nothing trains
+        trains = re.search(r"\.backward\(|Trainer\b", scope.module.source.text)
+        return trains is not None
     if TRAINING.search(scope.name) or has_optimizer(scope):
         return True
     bases = (

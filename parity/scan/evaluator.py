@@ -385,6 +385,10 @@ class Evaluator:
         scope = frame.scope
         if name in scope.parameters:
             return self.parameter(name, frame)
+        if scope.qualname and name in scope.imports:
+            target = scope.imports[name]
+            local = self.repository.find(target, scope.module)
+            return Symbol(target) if local is None else self.definition(local, scope.module, name)
         if scope.parent is not None:
             around = scope.parent
             if around.owner is None or around.node is not scope.node:
@@ -755,7 +759,10 @@ class Evaluator:
             if not self.bases(method, dotted):
                 continue
             frame = self.method_frame(method, owner)
-            found = Reaching(method, END).find(self.bases(method, dotted))
+            bindings = self.bases(method, dotted)
+            found = Reaching(method, END).find(bindings)
+            if not found:  # each is in an arm that leaves; the attribute stays after a return
+                found = [(binding, []) for binding in reversed(bindings)]
             values.append(self.chosen(found, dotted, frame, END))
             if method.name == "__init__" and not is_placeholder(values[-1]):
                 break

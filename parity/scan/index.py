@@ -97,6 +97,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
     arms: list[Arm] = field(default_factory=list)
     loops: list[tuple[Position, Position]] = field(default_factory=list)
+    imports: dict[str, str] = field(default_factory=dict)
     calls: list[ast.Call] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
     nested: list[Scope] = field(default_factory=list)
@@ -296,7 +297,9 @@ class Builder:
     def visit_Import(self, node: ast.Import, scope: Scope, prefix: str) -> None:
         for alias in node.names:
             local = alias.asname or alias.name.partition(".")[0]
-            self.module.imports[local] = alias.name if alias.asname else local
+            target = alias.name if alias.asname else local
+            self.module.imports[local] = target
+            scope.imports[local] = target
 
     def visit_ImportFrom(self, node: ast.ImportFrom, scope: Scope, prefix: str) -> None:
         base = node.module or ""
@@ -308,9 +311,9 @@ class Builder:
             if alias.name == "*":
                 self.module.stars.append(base)
             else:
-                self.module.imports[alias.asname or alias.name] = (
-                    f"{base}.{alias.name}" if base else alias.name
-                )
+                target = f"{base}.{alias.name}" if base else alias.name
+                self.module.imports[alias.asname or alias.name] = target
+                scope.imports[alias.asname or alias.name] = target
 
     # -- branches --
 
@@ -543,7 +546,11 @@ class Repository:
         """The module of a source; None where it cannot be parsed."""
         if source.path not in self.built:
             parse(source)
-            self.built[source.path] = build_module(source) if source.tree is not None else None
+            self.built[source.path] = None
+            try:
+                self.built[source.path] = build_module(source) if source.tree is not None else None
+            except RecursionError:
+                source.problem = "its statements are nested too deep to be followed"
         return self.built[source.path]
 
     def callers(self, name: str) -> list[tuple[Scope, ast.Call]]:

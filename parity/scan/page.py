@@ -51,6 +51,9 @@ def head(scan: Scan) -> Iterator[str]:
     yield f"<p class='soft'>{read}; {like}; {left}</p>"
     for source in scan.problems:
         yield f"<p class='soft'>not read: {escape(source.path)}: {escape(source.problem)}</p>"
+    for failure in scan.failures:
+        place = f"{failure.file}:{failure.line} {failure.function or '<module>'}"
+        yield f"<p class='soft'>not analysed: {escape(place)}: {escape(failure.reason)}</p>"
 
 
 def findings(found: Sequence[Finding]) -> Iterator[str]:

@@ -71,6 +71,10 @@ class Console:
             yield self.paint(f"skipped: {names}", "dim")
         for source in scan.problems:
             yield self.paint(f"not read: {source.path}: {printable(source.problem)}", "yellow")
+        for failure in scan.failures:
+            place = f"{failure.file}:{failure.line} {failure.function or '<module>'}"
+            text = f"not analysed: {place}: {printable(failure.reason)}; please report this"
+            yield self.paint(text, "yellow")
 
     # == Findings ==
 

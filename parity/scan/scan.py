@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.scan.blocks import Block, Finder, LookAlike
+from parity.scan.blocks import (
+    ANALYSIS_ERRORS,
+    Block,
+    Failure,
+    Finder,
+    LookAlike,
+    Sinks,
+    failure_of,
+)
 from parity.scan.evaluator import Evaluator
 from parity.scan.facts import Facts, kind_of
 from parity.scan.files import Found, Source, find_files, parse
@@ -21,14 +29,15 @@ from parity.scan.site import Recording, ScannedBlock
 
 @dataclass
 class Scan:
-    """The inventory.   problems: files that could not be read. skipped: folders that were not
-    entered."""
+    """The inventory.   problems: files that could not be read. failures: functions and blocks that
+    could not be analysed. skipped: folders that were not entered."""
 
     blocks: list[ScannedBlock] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     look_alikes: list[LookAlike] = field(default_factory=list)
     problems: list[Source] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     file_count: int = 0
     line_count: int = 0
@@ -50,6 +59,7 @@ class Scan:
             "unreadable": [
                 {"file": source.path, "problem": source.problem} for source in self.problems
             ],
+            "not_analysed": [vars(failure) for failure in self.failures],
             "skipped": self.skipped,
             "files": self.file_count,
             "lines": self.line_count,
@@ -109,14 +119,10 @@ def scan_files(found: Found) -> Scan:
     evaluator = Evaluator(repository)
     kinds = Kinds(evaluator)
     sinks = Finder(repository, evaluator, kinds).find()
-    pairs = [describe(block, evaluator, kinds) for block in sinks.blocks]
+    recording = Recording(repository, kinds)
+    pairs = describe_all(sinks, evaluator, kinds, recording)
     blocks = [block for block, _ in pairs]
     name_blocks(blocks)
-    recording = Recording(repository, kinds)
-    for block in blocks:
-        recording.describe(block)
-        block.callers = [f"{caller.module.path}:{caller.module.source.line(call.lineno)}"
-                         for caller, call in kinds.calls_of(block.block.scope, 8)]  # fmt: skip
     unique_sites(blocks)
     groups = make_groups(blocks)
     for source in found.sources:
@@ -127,16 +133,43 @@ def scan_files(found: Found) -> Scan:
         findings=find_all(pairs, groups),
         look_alikes=sinks.look_alikes,
         problems=[source for source in found.sources if source.problem],
+        failures=sinks.failures,
         skipped=found.skipped,
         file_count=len(found.sources),
         line_count=found.line_count,
     )
 
 
+def describe_all(
+    sinks: Sinks, evaluator: Evaluator, kinds: Kinds, recording: Recording
+) -> list[tuple[ScannedBlock, Facts]]:
+    """The facts of all blocks. A block that cannot be analysed becomes one of `sinks.failures`."""
+    pairs = list[tuple[ScannedBlock, Facts]]()
+    for block in sinks.blocks:
+        try:
+            scanned, facts = describe(block, evaluator, kinds)
+            recording.describe(scanned)
+            scanned.callers = callers_of(block, kinds)
+        except ANALYSIS_ERRORS as error:
+            sinks.failures.append(failure_of(error, block.scope, block.line))
+            continue
+        pairs.append((scanned, facts))
+    return pairs
+
+
 def describe(block: Block, evaluator: Evaluator, kinds: Kinds) -> tuple[ScannedBlock, Facts]:
     facts = Facts(block, evaluator, kinds)
     values = facts.collect()
     return ScannedBlock(block, kind_of(block), values), facts
+
+
+def callers_of(block: Block, kinds: Kinds) -> list[str]:
+    """The places within the repository that call the function of a block."""
+    found = list[str]()
+    for caller, call in kinds.calls_of(block.scope, 8):
+        source = caller.module.source
+        found.append(f"{caller.module.path}:{source.line(call.lineno)}")
+    return found
 
 
 def name_blocks(blocks: Sequence[ScannedBlock]) -> None:

@@ -18,7 +18,10 @@ model = AutoModelForCausalLM.from_pretrained("m")
 
 
 def scan_texts(files: dict[str, str]) -> Scan:
-    return scan_files(Found([source_of(path, dedent(text).encode()) for path, text in files.items()]))
+    sources = [source_of(path, dedent(text).encode()) for path, text in files.items()]
+    found = scan_files(Found(sources))
+    assert found.failures == []
+    return found
 
 
 def scan_text(text: str) -> Scan:

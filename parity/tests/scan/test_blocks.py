@@ -163,3 +163,97 @@ def test_find_an_argument_is_what_its_caller_gives() -> None:
 def test_find_an_import_that_may_fail_is_still_known() -> None:
     code = "try:\n    import vllm\nexcept ImportError:\n    vllm = None\nvllm.LLM('m').generate('a')\n"
     assert [block.library for block in scan_text(code).blocks] == ["vllm"]
+
+
+@pytest.mark.parametrize(
+    ("code", "library"),
+    [
+        (
+            """
+            class Scorer:
+                def __init__(self, model, tokenizer):
+                    self.model = model
+                def next_word(self, queries):
+                    encoded = self.encode(queries)
+                    ids = encoded["input_ids"]
+                    logits = self.model(**encoded).logits.detach()
+                    return logits - logits.logsumexp(1).unsqueeze(1)
+            """,
+            "score",
+        ),
+        (
+            """
+            class Evaluator:
+                def __init__(self, args):
+                    self.tokenizer = load_tokenizer(args)
+                    self.model = load_model(args)
+                def batch_inference(self, batch):
+                    logits = self.model(**batch).logits
+                    lengths = batch["attention_mask"].sum(-1)
+                    last = [logits[i, lengths[i] - 1] for i in range(len(lengths))]
+                    return [row[self.choice_ids] for row in last]
+            """,
+            "score",
+        ),
+        (
+            """
+            class Inference:
+                def __init__(self, tokenizer):
+                    self.tokenizer = tokenizer
+                def concatenated_forward(self, model, batch):
+                    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                    return self.get_batch_logps(logits, batch["labels"])
+            """,
+            "score",
+        ),
+        (
+            """
+            class LLM:
+                def generate(self, prompt):
+                    raise NotImplementedError
+            class Wrapper(LLM):
+                def __init__(self, name):
+                    from vllm import LLM
+                    self.model = LLM(name)
+                def generate(self, prompt):
+                    return self.model.generate(prompt)
+            """,
+            "vllm",
+        ),
+        (
+            """
+            def rate(prompt, loaded):
+                model = loaded["model"]
+                return model.generate([prompt], sampling_params=loaded["sampling_params"])
+            """,
+            "vllm",
+        ),
+    ],
+)
+def test_find_model_from_outside_the_function_finds_the_block(code: str, library: str) -> None:
+    assert [block.library for block in scan_text(code).blocks] == [library]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+        class MyTrainer(DPOTrainer):
+            def concatenated_forward(self, model, batch):
+                logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                return self.get_batch_logps(logits, batch["labels"])
+        """,
+        """
+        from transformers import pipeline
+        def rewards(texts, task):
+            reward_pipeline = pipeline(task, model="m")
+            return reward_pipeline(texts)
+        """,
+        """
+        def f(model, prompt):
+            return model.generate(prompt, sampling_params={"temperature": 0})
+        """,
+    ],
+)
+def test_find_training_reward_pipeline_or_other_engine_is_no_block(code: str) -> None:
+    assert scan_text(code).blocks == []

@@ -1,0 +1,58 @@
+"""A scan as a whole: one fault costs one file or one block."""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.scan.facts import Facts
+from parity.scan.files import Found, source_of
+from parity.scan.report import Console
+from parity.scan.scan import Scan, scan_files
+from parity.tests.scan.material import LOAD, scan_text, scan_texts
+
+CALL = "def f(x):\n    return model.generate(**x)\n"
+
+
+def test_scan_with_a_block_that_cannot_be_analysed_lists_it_and_keeps_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_dtype = Facts.read_dtype
+
+    def fail_in_bad(facts: Facts) -> object:
+        if facts.block.module.path == "bad.py":
+            raise IndexError("list index out of range")
+        return read_dtype(facts)
+
+    monkeypatch.setattr(Facts, "read_dtype", fail_in_bad)
+    texts = {"bad.py": LOAD + CALL, "good.py": LOAD + CALL}
+    found: Scan = scan_files(Found([source_of(path, text.encode()) for path, text in texts.items()]))
+    assert [block.file for block in found.blocks] == ["good.py"]
+    assert found.as_json()["not_analysed"] == [
+        {"file": "bad.py", "line": 7, "function": "f", "reason": "IndexError: list index out of range"}
+    ]
+    report = Console(colour=False, is_full=False).text(found)
+    assert "not analysed: bad.py:7 f: IndexError" in report
+
+
+def test_scan_of_statements_nested_too_deep_names_the_file_and_reads_the_others() -> None:
+    branches = "".join(f"elif n == {number}:\n    x = 1\n" for number in range(600))
+    deep = f"{LOAD}{CALL}if n == 0:\n    x = 1\n{branches}"
+    found = scan_texts({"deep.py": deep, "good.py": LOAD + CALL})
+    assert [block.file for block in found.blocks] == ["good.py"]
+    [problem] = found.problems
+    assert problem.path == "deep.py"
+
+
+def test_scan_of_an_attribute_that_is_set_only_in_arms_that_leave_finds_the_block() -> None:
+    code = """
+    from transformers import AutoModelForCausalLM
+    class A:
+        def load(self, fast):
+            if fast:
+                self.model = AutoModelForCausalLM.from_pretrained("m")
+                return
+        def run(self, x):
+            return self.model.generate(**x)
+    """
+    [block] = scan_text(code).blocks
+    assert block.library == "transformers"
