@@ -542,10 +542,24 @@ class Finder:
             return True
         if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
             return True
-        if re.search(r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text):
+        if re.search(
+            r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text
+        ):
+            return True
+        if self.returns_logits(scope):
             return True
         is_last = re.search(r"logits[^\n]{0,40}\[[^\n]{0,40}-\s*1\b", text)
         return bool(is_last and LABELS.search(text))
+
+    def returns_logits(self, scope: Scope) -> bool:
+        """Whether a method hands the logits of a forward pass to a class that scores by them."""
+        if scope.owner is None:
+            return False
+        direct = [node for node in scope.returns if isinstance(node, ast.Attribute)]
+        if not any(node.attr == "logits" and isinstance(node.value, ast.Call) for node in direct):
+            return False
+        classes = self.evaluator.ancestors(scope.owner)
+        return any("log_softmax" in cls.module.source.text for cls in classes)
 
     # == Results ==
 

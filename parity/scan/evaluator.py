@@ -382,6 +382,11 @@ class Evaluator:
                     return self.named(behind, frame, position)
                 return self.attribute(self.named(head, frame, position), last, frame.scope)
             return self.attribute(self.named(head, frame, position), last)
+        return self.undotted_outer(name, frame)
+
+    def undotted_outer(self, name: str, frame: Frame) -> Value:
+        """A name that its scope does not bind: a parameter, the scope's own import, or from
+        around."""
         scope = frame.scope
         if name in scope.parameters:
             return self.parameter(name, frame)

@@ -24,7 +24,6 @@ VLM = re.compile(
     r"|Gemma3ForCond|Fuyu|Blip|Kosmos"
 )
 SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
-SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
 
 
 class Facts(PromptFacts, SamplingFacts, ResultFacts):
@@ -50,5 +49,7 @@ def kind_of(block: Block) -> str:
         return "vlm"
     text = function_text(block.scope) if block.scope.qualname else ""
     if re.search(r"pixel_values|images=|process_vision_info|videos=|image_sizes", text):
+        return "vlm"
+    if re.search(r"Image\.open|<image>|<img>|\bimages?\b(?!=\[)|image_(path|url|file)", text):
         return "vlm"
     return "seq2seq" if SEQ2SEQ.search(names) else "text"

@@ -13,6 +13,7 @@ from parity.scan.blocks import Block
 from parity.scan.evaluator import Evaluator, source_text
 from parity.scan.index import (
     FUNCTIONS,
+    Arm,
     Binding,
     Position,
     Scope,
@@ -54,6 +55,7 @@ ROLES = re.compile(
 )
 TEXT_KEYS = ("generated_text", "text", "summary_text", "translation_text", "answer", "content")
 MAX_HOPS = 3
+READ = (ast.Call, ast.Subscript, ast.For, ast.ListComp, ast.GeneratorExp, ast.SetComp)
 
 
 @dataclass
@@ -65,9 +67,11 @@ class Outcome:
     decodes: list[tuple[ast.Call, Scope]] = field(default_factory=list)
     slices: list[str] = field(default_factory=list)
     strips: list[str] = field(default_factory=list)
+    is_strip_certain: bool = False
     cuts: list[str] = field(default_factory=list)
     is_indexed: bool = False
     is_looped: bool = False
+    is_decoded_together: bool = False
     seen: set[int] = field(default_factory=set)
 
 
@@ -172,7 +176,7 @@ class Body:
             node = todo.pop()
             if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 continue
-            if isinstance(node, (ast.Call, ast.Subscript, ast.For)) and end_of(node) >= start:
+            if isinstance(node, READ) and end_of(node) >= start:
                 found.append(node)
             todo.extend(ast.iter_child_nodes(node))
         yield from sorted(found, key=start_of)
@@ -218,6 +222,7 @@ class Body:
     def stage_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> str:
         for generator in node.generators:
             stage = self.stage(generator.iter)
+            self.flow.outcome.is_looped |= bool(stage)
             for part in ast.walk(generator.target):
                 if isinstance(part, ast.Name):
                     self.keep(part.id, stage, start_of(node))
@@ -288,6 +293,8 @@ class Body:
     def read_node(self, node: ast.AST) -> None:
         if isinstance(node, ast.Subscript):
             self.read_subscript(node)
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
+            self.stage(node)
         elif isinstance(node, ast.For):
             if self.stage(node.iter):
                 self.flow.outcome.is_looped = True
@@ -300,7 +307,7 @@ class Body:
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name in DECODES and self.latest(*arguments):
             outcome.decodes.append((node, self.scope))
-            outcome.is_looped |= name in ("batch_decode", "decode_batch")
+            outcome.is_decoded_together |= name in ("batch_decode", "decode_batch")
         elif is_map_of_decode(node):
             outcome.decodes.append((node, self.scope))
         elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value):
@@ -319,6 +326,10 @@ class Body:
         name = function.attr
         if name in STRIPS and not node.args:
             outcome.strips.append(name)
+            outcome.is_strip_certain |= not any(
+                arm.test is not None and not self.has_origin(arm)
+                for arm in self.scope.arms_at(start_of(node))
+            )
         elif name in STRIPS:
             outcome.cuts.append(source_text(node.args[0], 40))
         elif name in ("replace", "removeprefix") and node.args:
@@ -328,6 +339,10 @@ class Body:
                 outcome.cuts.append(source_text(node.args[0], 40))
         elif name == "removesuffix" and node.args:
             outcome.cuts.append(source_text(node.args[0], 40))
+
+    def has_origin(self, arm: Arm) -> bool:
+        """Whether an arm holds the call whose result is followed."""
+        return self.origin[0] is not None and arm.contains(start_of(self.origin[0]))
 
     def read_subscript(self, node: ast.Subscript) -> None:
         """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""

@@ -19,6 +19,7 @@ from parity.scan.values import (
     Dict,
     Fallback,
     Items,
+    Literal,
     Member,
     Unknown,
     Value,
@@ -29,6 +30,10 @@ from parity.scan.values import (
 )
 
 TOKENIZER_CONFIG = not_said("the checkpoint's tokenizer_config.json")
+VLLM_PADDING = not_said("vLLM, which pads nothing")
+ONE = literal(False, "one at a time")
+AS_GIVEN = Fact(None, "computed", "as many as are given")
+REMOTE_TOKENIZER = not_said("the checkpoint's code")
 HAND_WRITTEN = re.compile(
     r"<\|im_start\|>|\[INST\]|### ?(Instruction|Response|Human|Assistant|Input)|USER:|ASSISTANT:"
     r"|Human:|Assistant:|<\|user\|>|<\|assistant\|>|<start_of_turn>|<\|start_header_id\|>|<s>"
@@ -117,10 +122,8 @@ class PromptFacts(LoadFacts):
         return None
 
     def read_padding_side(self) -> Fact:
-        if self.block.library == "vllm":
-            return not_said("vLLM, which pads nothing")
-        if self.block.is_remote:
-            return REMOTE
+        if self.block.is_remote or self.block.library == "vllm":
+            return REMOTE_TOKENIZER if self.block.is_remote else VLLM_PADDING
         given = self.encoding_setting("padding_side")
         if given is not None:
             return fact_of(given, TOKENIZER_CONFIG)
@@ -210,13 +213,53 @@ class PromptFacts(LoadFacts):
     def read_template(self) -> Fact:
         if self.block.is_remote:
             return REMOTE
+        return self.chat_template() or self.other_template()
+
+    def chat_template(self) -> Fact | None:
+        """The chat template of a tokenizer; None where none is rendered."""
         if self.is_vllm_chat:
             return literal("apply_chat_template", "inside vLLM's chat")
         if self.template_call is not None:
+            if self.is_template_conditional():
+                return Fact(None, "computed", "apply_chat_template, or another prompt")
             return literal("apply_chat_template")
         if self.block.library == "pipeline" and self.is_given_messages():
             return literal("apply_chat_template", "inside the pipeline")
-        return literal("hand-written" if self.is_hand_written() else "none")
+        return None
+
+    def other_template(self) -> Fact:
+        """How a prompt is made without a chat template."""
+        if self.renders_in_checkpoint():
+            return REMOTE
+        if self.is_hand_written():
+            return literal("hand-written")
+        if self.may_be_templated():
+            return Fact(None, "computed", "a prompt that is made elsewhere")
+        return literal("none")
+
+    def is_template_conditional(self) -> bool:
+        """Whether a branch around the chat template has another arm that renders none."""
+        assert self.template_call is not None
+        call, scope = self.template_call
+        positions = [start_of(c) for c in scope.calls if called_name(c) == "apply_chat_template"]
+        for arm in scope.arms_at(start_of(call)):
+            if arm.test is None:
+                continue
+            others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
+            if not any(other.contains(at) for other in others for at in positions):
+                return True
+        return False
+
+    def renders_in_checkpoint(self) -> bool:
+        """Whether a method of the model, which the checkpoint's code defines, makes the inputs."""
+        method = r"\b(model|chat_model)\.(build_\w+|text_process\w*|process\w*|prepare_inputs\w*)\("
+        return re.search(method, function_text(self.block.scope)) is not None
+
+    def may_be_templated(self) -> bool:
+        """Whether something near a block speaks of a template or formats a prompt."""
+        words = re.compile(r"template|conv\b|<img>|(prompt|PROMPT)\w*\.format\(|f['\"].*\bprompt")
+        scopes = [*self.around.near, *self.around.callers]
+        return any(words.search(function_text(scope)) for scope in scopes if scope.qualname)
 
     @property
     def is_vllm_chat(self) -> bool:
@@ -260,7 +303,7 @@ class PromptFacts(LoadFacts):
     def template_setting(self, name: str, unsaid: Fact) -> Fact:
         """A switch of the chat template, given to it or among chat_template_kwargs."""
         if self.block.is_remote:
-            return REMOTE
+            return REMOTE_TOKENIZER if name == "enable_thinking" else REMOTE
         if self.is_vllm_chat:
             settings = self.block.settings
         elif self.template_call is None:
@@ -290,14 +333,13 @@ class PromptFacts(LoadFacts):
         if size is not None:
             return size
         if self.block.library == "vllm":
-            return self.batch_of_prompts()
+            return ONE if self.is_single() else AS_GIVEN
         padding = self.encoding_setting("padding")
         is_padded = padding is not None and not is_literal(padding, False, None)
-        if self.takes_list() and (is_padded or self.outcome.is_looped):
+        is_looped = self.outcome.is_looped or self.outcome.is_decoded_together
+        if self.takes_list() and (is_padded or is_looped):
             return Fact(None, "computed", "many")
-        if self.outcome.is_indexed and not self.outcome.is_looped:
-            return literal(1)
-        return Fact(None, "computed", "as many as are given")
+        return ONE if self.is_single() else AS_GIVEN
 
     def batch_size(self) -> Fact | None:
         for name in ("batch_size",):
@@ -322,22 +364,37 @@ class PromptFacts(LoadFacts):
             scope = scope.parent
         return None
 
-    def batch_of_prompts(self) -> Fact:
+    def is_single(self) -> bool:
+        """Whether a call is surely given one prompt or one conversation."""
+        block = self.block
+        if block.is_remote:
+            function = block.node.func
+            return not (isinstance(function, ast.Attribute) and function.attr == "batch_chat")
+        if block.library == "score":
+            return False
+        if block.form == "thread" or "streamer" in block.settings.entries:
+            return True  # a streamer takes one row
+        if self.outcome.is_indexed and not self.outcome.is_looped:
+            return True
+        if block.library in ("vllm", "pipeline"):
+            return any(self.is_one_prompt(node) for node in self.prompt_nodes())
+        return False
+
+    def prompt_nodes(self) -> list[ast.expr]:
         nodes = [*self.block.node.args[:1]]
-        nodes += [
-            keyword.value
-            for keyword in self.block.node.keywords
-            if keyword.arg in ("prompts", "messages", "inputs")
-        ]
-        for node in nodes:
-            value = plain(self.evaluator.value(node, self.evaluator.frame(self.block.scope)))
-            if (
-                isinstance(value, Items)
-                and len(value.items) == 1
-                and not is_message(value.items[0])
-            ):
-                return literal(1)
-        return Fact(None, "computed", "as many as are given")
+        for keyword in self.block.node.keywords:
+            if keyword.arg in ("prompts", "messages", "inputs"):
+                nodes.append(keyword.value)
+        return nodes
+
+    def is_one_prompt(self, node: ast.expr) -> bool:
+        """Whether an argument is a text, a dictionary, a conversation, or a list of one."""
+        value = plain(self.evaluator.value(node, self.evaluator.frame(self.block.scope)))
+        if isinstance(value, Items) and value.items:
+            return len(value.items) == 1 or is_message(value.items[0])
+        if isinstance(value, Literal):
+            return isinstance(value.value, str)
+        return isinstance(node, ast.JoinedStr) or (isinstance(value, Dict) and bool(value.entries))
 
     def takes_list(self) -> bool:
         """Whether what is encoded is a list of several."""

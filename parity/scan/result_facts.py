@@ -76,6 +76,8 @@ class ResultFacts(Context):
     def read_strip(self) -> Fact:
         if self.block.library == "score":
             return literal(False)
+        if self.outcome.strips and not self.outcome.is_strip_certain:
+            return Fact(None, "computed", "stripped in one branch")
         return literal(bool(self.outcome.strips))
 
     def read_cuts_by_hand(self) -> Fact:

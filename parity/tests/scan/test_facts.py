@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, shown
@@ -290,11 +292,47 @@ def test_result_is_followed_through_branches_loops_and_other_functions(behind: s
     ("prompts", "expected"),
     [
         ("tokenizer([a, b], padding=True)", (None, "many")),
-        ("tokenizer(a, padding=True)", (1, "")),
-        ("tokenizer([a], padding=True)", (1, "")),
-        ("tokenizer.apply_chat_template([{'role': 'system'}, {'role': 'user'}], padding=True)", (1, "")),
+        ("tokenizer(a, padding=True)", (False, "one at a time")),
+        ("tokenizer([a], padding=True)", (False, "one at a time")),
+        (
+            "tokenizer.apply_chat_template([{'role': 'system'}, {'role': 'user'}], padding=True)",
+            (False, "one at a time"),
+        ),
     ],
 )
 def test_batch_is_how_many_prompts_one_call_has(prompts: str, expected: tuple[int | None, str]) -> None:
     fact = facts_of(f"{LOAD}x = {prompts}\nout = {ASK}tokenizer.decode(out[0])")["batch"]
     assert (fact.value, fact.text) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("from vllm import LLM\nllm = LLM('m')\nout = llm.generate(['a'])", False),
+        ("from vllm import LLM\nllm = LLM('m')\nout = llm.generate(f'{a} b')", False),
+        ("from vllm import LLM\nllm = LLM('m')\nout = llm.chat([{'role': 'user', 'content': q}])", False),
+        ("from vllm import LLM\nllm = LLM('m')\nt = [o.outputs[0].text for o in llm.generate(qs)]", None),
+        (f"{LOAD}out = model.generate(**tokenizer(q))\nt = tokenizer.batch_decode(out)[0]", False),
+        (f"{LOAD}out = model.generate(**tokenizer(qs))\nt = tokenizer.batch_decode(out)", None),
+        (f"{LOAD}t, history = model.chat(tokenizer, q)", False),
+    ],
+)
+def test_batch_of_a_single_prompt_is_false_else_computed(code: str, expected: bool | None) -> None:
+    assert facts_of(code)["batch"].value is expected
+
+
+def test_template_in_one_branch_only_is_computed() -> None:
+    code = """
+    def f(q, use_chat):
+        if use_chat:
+            q = tokenizer.apply_chat_template(q, tokenize=False)
+        else:
+            q = q[0]
+        return tokenizer.decode(model.generate(**tokenizer(q))[0])
+    """
+    assert facts_of(LOAD + dedent(code))["template"].source == "computed"
+
+
+def test_strip_in_one_branch_only_is_computed() -> None:
+    code = "t = tokenizer.decode(model.generate(**tokenizer(q))[0])\nif name == 'a':\n    t = t.strip()"
+    assert facts_of(LOAD + code)["strip"].source == "computed"
