@@ -393,7 +393,7 @@ class Finder:
         """`pipe(...)`, `llm(...)` of LangChain."""
         if not self.may_be_object(call, scope):
             return None
-        thing = self.thing(call.func, scope)
+        thing = self.called_thing(call, scope)
         name = f"{dotted_name(call.func)} {thing.argument}"
         if thing.kind == "pipeline" and not thing.task and re.search(r"reward|classif", name, re.I):
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}, by its name")
@@ -403,6 +403,15 @@ class Finder:
         if thing.kind == "classifier" and thing.task:
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
         return None
+
+    def called_thing(self, call: ast.Call, scope: Scope) -> Thing:
+        """What is called; of several kinds by a branch, the pipeline: vLLM's LLM is not called."""
+        value = self.evaluator.value(call.func, self.evaluator.frame(scope))
+        for option in options_of(plain(value)):
+            thing = self.kinds.of(option)
+            if thing.kind == "pipeline":
+                return thing
+        return self.kinds.of(value)
 
     def may_be_object(self, call: ast.Call, scope: Scope) -> bool:
         """Whether what is called may be a pipeline: a variable, in a file that tells of one."""

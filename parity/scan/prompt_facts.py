@@ -333,7 +333,7 @@ class PromptFacts(LoadFacts):
         if size is not None:
             return size
         if self.block.library == "vllm":
-            return ONE if self.is_single() else AS_GIVEN
+            return self.batch_of_vllm()
         padding = self.encoding_setting("padding")
         is_padded = padding is not None and not is_literal(padding, False, None)
         is_looped = self.outcome.is_looped or self.outcome.is_decoded_together
@@ -363,6 +363,18 @@ class PromptFacts(LoadFacts):
                         return fact
             scope = scope.parent
         return None
+
+    def batch_of_vllm(self) -> Fact:
+        if any(self.is_comprehension(node) for node in self.prompt_nodes()):
+            return literal(True, "many")
+        return ONE if self.is_single() else AS_GIVEN
+
+    def is_comprehension(self, node: ast.expr) -> bool:
+        """Whether an argument is a list comprehension, or a name that holds nothing else."""
+        if isinstance(node, ast.ListComp):
+            return True
+        bindings = self.block.scope.bindings.get(dotted_name(node), [])
+        return bool(bindings) and all(isinstance(b.value, ast.ListComp) for b in bindings)
 
     def is_single(self) -> bool:
         """Whether a call is surely given one prompt or one conversation."""

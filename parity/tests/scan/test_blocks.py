@@ -257,3 +257,21 @@ def test_find_model_from_outside_the_function_finds_the_block(code: str, library
 )
 def test_find_training_reward_pipeline_or_other_engine_is_no_block(code: str) -> None:
     assert scan_text(code).blocks == []
+
+
+def test_find_attribute_that_is_an_engine_or_a_pipeline_by_a_branch_finds_both_calls() -> None:
+    code = """
+    class Judge:
+        def load(self, backend):
+            if backend == "vllm":
+                from vllm import LLM
+                self.pipe = LLM("m")
+            else:
+                from transformers import pipeline
+                self.pipe = pipeline("text-generation", "m")
+        def call(self, prompt):
+            return self.pipe(prompt)[0]["generated_text"]
+        def generate(self, prompts):
+            return self.pipe.generate(prompts)
+    """
+    assert [block.library for block in scan_text(code).blocks] == ["pipeline", "vllm"]

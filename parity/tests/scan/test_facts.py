@@ -309,6 +309,7 @@ def test_batch_is_how_many_prompts_one_call_has(prompts: str, expected: tuple[in
     ("code", "expected"),
     [
         ("from vllm import LLM\nllm = LLM('m')\nout = llm.generate(['a'])", False),
+        ("from vllm import LLM\nllm = LLM('m')\nps = [t(q) for q in qs]\nout = llm.generate(ps)", True),
         ("from vllm import LLM\nllm = LLM('m')\nout = llm.generate(f'{a} b')", False),
         ("from vllm import LLM\nllm = LLM('m')\nout = llm.chat([{'role': 'user', 'content': q}])", False),
         ("from vllm import LLM\nllm = LLM('m')\nt = [o.outputs[0].text for o in llm.generate(qs)]", None),
