@@ -55,5 +55,5 @@ def compare(
 def describe_batch(
     model_path: str, video_paths: list[str], questions: list[str], max_new_tokens: int = 24
 ) -> list[str]:
-    requests = [_request([_video(path)], question) for path, question in zip(video_paths, questions)]
+    requests = [_request([_video(Path(path))], question) for path, question in zip(video_paths, questions)]
     return _answers(model_path, requests, max_new_tokens)
