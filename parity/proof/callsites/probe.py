@@ -39,7 +39,7 @@ def ask(
     tools: list[dict[str, Any]] | None = None,
 ) -> list[str]:
     head = [] if system is None else [{"role": "system", "content": system}]
-    pictures = [] if image_path is None else [{"type": "image", "image": image_path}]
+    pictures = [] if image_path is None else [{"type": "image", "image": Path(image_path)}]
     requests: list[dict[str, Any]] = []
     for question in questions:
         content: Any = [*pictures, {"type": "text", "text": question}] if pictures else question
