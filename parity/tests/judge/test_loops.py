@@ -682,13 +682,14 @@ def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, ve
     """A prompt that is read more often on one side is the same reading, as in `rare`."""
     for number in range(len(QUESTIONS)):
         assert (number, judged(site, f"q{number}").verdict) == (number, verdict)
+    if verdict == "LATENT":  # no model call of the old code was seen: no stage of it can be compared
+        other = judged(site, "q1", ("Be brief.", "Be brief!"))
+        assert other.cause is not None and other.cause.name in ("golden.empty", "post.other")
+        return
     coarse = judged(site, "q0", ("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"))
     assert coarse.cause is not None and coarse.cause.name == "model.dtype"
     other = judged(site, "q1", ("Be brief.", "Be brief!"))
-    if site in ("embedded", "prefixed"):  # which ids they stand for is not known
-        assert other.cause is None or other.cause.name == "post.other"
-    else:
-        assert other.cause is not None and other.cause.name == "prompt.messages"
+    assert other.cause is not None and other.cause.name == "prompt.messages"
 
 
 def test_the_text_on_top_of_an_answer_is_a_prompt(folder: Path, judged: Judged) -> None:
