@@ -172,8 +172,9 @@ def batch_results(
     """What the batch verbs give, in order; requests with images and without are two calls."""
     with_images = list[int]()
     without = list[int]()
+    contracts = sys.modules[type(engine).__module__]
     for place, one in enumerate(requests):
-        request = module.build(module.VlmGenerationRequest, one)
+        request = contracts.build(contracts.VlmGenerationRequest, one)
         if module.has_images(request):
             with_images.append(place)
         else:
