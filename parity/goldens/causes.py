@@ -1,9 +1,8 @@
-"""The causes: one table. To add one, add a line here, and let the file of its stage
-(parity/judge/stages/) yield a difference of its field.
+"""What a cause is called, and what it means: one table.
 
-A cause stands for a difference of one of its `fields` ("stage.field"), or of any field of a stage ("stage"); some are
-found in other ways, and have none. `put_back` names what a counterfactual run restores of the golden: parts of a
-request (parity/judge/replay.py and `restore` of stages), or "load.NAME", a field of the engine's load settings.
+A cause is the name of what differs first, `stage.field`: "sampling.top_p", "prompt.messages". Some
+have no field: "error", "calls", "order", "cache", "value". What a name says to a person, and what a
+run puts back to prove it, stands here once for its stage, or for one of its fields.
 """
 
 from __future__ import annotations
@@ -13,79 +12,108 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cause.   stage: of a call, that it belongs to."""
+    """A stage, or a field of one.   put_back: what a run restores of the golden to prove it: a part
+    of a request (parity/judge/replay.py), or "load.NAME", a field of the engine's load settings."""
 
     name: str
-    stage: str
     sentence: str
-    fields: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
 
 
-def entry(name: str, stage: str, sentence: str, fields: str = "", put_back: str = "") -> Entry:
-    return Entry(name, stage, sentence, tuple(fields.split()), tuple(put_back.split()))
+def entry(name: str, sentence: str, put_back: str = "") -> Entry:
+    return Entry(name, sentence, tuple(put_back.split()))
 
 
-# fmt: off
 TABLE: tuple[Entry, ...] = (
-    entry("prompt.messages", "prompt", "the chat, or the raw prompt, is another one", "", "prompts"),
-    entry("prompt.template", "prompt", "the chat template, or what it was told, is another one", "", "prompts"),
-    entry("prompt.clock", "prompt", "the prompt holds a date or a time", "", "prompts"),
-    entry("prompt.double_bos", "prompt", "the beginning-of-text id stands twice", "", "prompts"),
-    entry("prompt.tokenization", "prompt", "the same text became other ids", "", "prompts"),
-    entry("prompt.truncation", "prompt", "a part of the prompt is missing", "", "prompts"),
-    entry("batch.padding_side", "batch", "shorter rows are padded on the other side",
-          "batch.side", "load.max_batch_size"),
-    entry("batch.pad_unmasked", "batch", "padding is read as text", "batch.masked", "load.max_batch_size"),
-    entry("batch.position_ids", "batch", "positions are counted otherwise", "batch.positions", "load.max_batch_size"),
-    entry("batch.inputs", "batch", "other tensors reach the model beside the ids", "batch.keys batch.marks"),
-    entry("batch.order", "identity", "an answer belongs to another request", "batch.order", "load.max_batch_size"),
-    entry("batch.composition", "identity", "a row's answer depends on its neighbours", "", "load.max_batch_size"),
-    entry("image.content", "images", "the picture itself is another one",
-          "images.count images.sha256 images.fps images.indices images.times", "pictures"),
-    entry("image.pixel_budget", "images", "the picture was resized to another budget", "images.budget", "pictures"),
-    entry("image.values", "images", "the picture was normalised otherwise", "images.values images.tensors", "pictures"),
-    entry("image.tokens", "images", "the picture became another number of tokens", "images.tokens", "pictures"),
-    entry("model.weights", "model", "the weights are others",
-          "model.class model.weights model.files model.adapters", "load.model"),
-    entry("model.dtype", "model", "the weights have another type", "model.dtype model.buffers", "load.dtype"),
-    entry("model.attn", "model", "attention is computed by another implementation",
-          "model.attention", "load.attn_implementation"),
-    entry("model.quant", "model", "the weights are quantized otherwise", "model.quantization", "load.hf_kwargs"),
-    entry("env.version", "model", "a library has another version"),
-    entry("cache.key", "identity", "one answer is kept for, or given to, requests that are not alike"),
-    entry("sampling.mode", "sampling", "greedy on one side, drawn on the other", "sampling.mode", "sampling"),
-    entry("sampling.leak", "sampling", "a sampling setting comes from the checkpoint on one side only", "", "sampling"),
-    entry("sampling.processors", "sampling", "what is done to the logits before a token is chosen differs",
-          "sampling", "sampling"),
-    entry("sampling.draw", "sampling", "tokens are not drawn from the distribution that the settings say",
-          "", "sampling"),
-    entry("stop.eos_set", "stop", "other ids end the text", "stop.end_ids", "end_ids"),
-    entry("stop.strings", "stop", "other strings end the text", "stop.strings stop.answer_strings", "strings"),
-    entry("stop.rule", "stop", "a stop acts by another rule, or cuts at another place", "stop.criteria"),
-    entry("stop.length", "stop", "another number of tokens is allowed",
-          "stop.max_new_tokens stop.min_new_tokens", "length"),
-    entry("decode.skip_special", "decode", "special tokens are kept on one side, dropped on the other"),
-    entry("decode.cleanup", "decode", "spaces are tidied on one side only"),
-    entry("post.strip", "value", "blanks at the ends are kept on one side only"),
-    entry("post.trim", "value", "the text is cut elsewhere after decoding"),
-    entry("post.other", "value", "what is made of the answer, its text or its numbers, differs"),
-    entry("numeric.near_tie", "model", "two tokens were equally likely but for rounding"),
-    entry("numeric.shift", "model", "the same input gives other logits than rounding explains"),
-    entry("rng", "sampling", "another draw of the same distribution", "sampling.seed", "seed"),
-    entry("nondeterminism", "value", "the old code does not repeat itself"),
-    entry("golden.empty", "value", "the golden leaves out what it is there to compare"),
-    entry("error", "value", "an exception"),
+    entry("error", "an exception"),
+    entry("unstable", "the old code does not repeat itself"),
+    entry("golden.empty", "the golden leaves out what it is there to compare"),
+    entry("calls", "other requests reach the model, or another number of them"),
+    entry("order", "an answer belongs to another request", "load.max_batch_size"),
+    entry("cache", "one answer is kept for, or given to, requests that are not alike"),
+    entry("prompt", "the prompt is another one", "prompts"),
+    entry("prompt.messages", "the messages are others", "prompts"),
+    entry("prompt.template", "the chat template, or what it was told, is another one", "prompts"),
+    entry("prompt.text", "the text of the prompt is another one", "prompts"),
+    entry("prompt.ids", "the same text became other ids, or a part is missing", "prompts"),
+    entry("image", "the picture, or what was made of it, is another one", "pictures"),
+    entry("batch", "a row's answer depends on its neighbours", "load.max_batch_size"),
+    entry("batch.keys", "other tensors reach the model beside the ids"),
+    entry("batch.marks", "other tensors reach the model beside the ids"),
+    entry("model", "the model is another one"),
+    entry("model.weights", "the weights are others", "load.model"),
+    entry("model.class", "the model's class is another one", "load.model"),
+    entry("model.adapters", "the adapter is another one", "load.model"),
+    entry("model.dtype", "the weights have another type", "load.dtype"),
+    entry("model.buffers", "buffers of the model have another type", "load.dtype"),
+    entry(
+        "model.attention",
+        "attention is computed by another implementation",
+        "load.attn_implementation",
+    ),
+    entry("model.quantization", "the weights are quantized otherwise", "load.hf_kwargs"),
+    entry("model.version", "a library has another version"),
+    entry("sampling", "what is done to the logits before a token is chosen differs", "sampling"),
+    entry("sampling.mode", "greedy on one side, drawn on the other", "sampling"),
+    entry("sampling.n", "another number of samples is asked for", "sampling"),
+    entry("sampling.seed", "the seed is another one", "seed"),
+    entry("sampling.draws", "tokens are not drawn as the settings say"),
+    entry("stop", "an answer ends elsewhere"),
+    entry("stop.end_ids", "other ids end the text", "end_ids"),
+    entry("stop.strings", "other strings end the text", "strings"),
+    entry("stop.answer_strings", "other strings end the answer behind a thought", "strings"),
+    entry("stop.max_new_tokens", "another number of tokens is allowed", "length"),
+    entry("stop.min_new_tokens", "another number of tokens is asked for at least", "length"),
+    entry("decode", "equal ids became another text"),
+    entry("value", "what is made of the answer, its text or its numbers, differs"),
+    entry("numeric.near_tie", "two tokens were equally likely but for rounding"),
+    entry("numeric.shift", "the same input gives other logits than rounding explains"),
 )
-# fmt: on
+ENTRIES = {known.name: known for known in TABLE}
+
+# A difference's stage and field (parity.goldens.verdict.Difference) as a cause's name.
+OF_STAGE = {
+    "messages": "prompt.messages",
+    "template": "prompt.template",
+    "prompt_text": "prompt.text",
+    "prompt_ids": "prompt.ids",
+    "text": "decode",
+}
+OF_FIELD = {
+    "images.sha256": "image.pixels",
+    "images.indices": "image.frames",
+    "batch.order": "order",
+    "batch.masked": "batch.mask",
+    "model.files": "model.weights",
+    "output_ids.rows": "calls",
+    "output_ids.": "stop",
+    "value.raised": "error",
+    "value.": "value",
+}
 
 
-def named(name: str) -> Entry:
-    """Raises KeyError for a cause that the table has not."""
-    return {known.name: known for known in TABLE}[name]
+def cause_of_field(stage: str, field: str) -> str:
+    """The cause that a difference of this field is."""
+    if stage in OF_STAGE:
+        return OF_STAGE[stage]
+    name = f"{stage}.{field}"
+    if name in OF_FIELD:
+        return OF_FIELD[name]
+    return name.replace("images.", "image.")
 
 
-def cause_of_field(stage: str, field: str) -> str | None:
-    """The cause that a difference of a field stands for; None where the table says none."""
-    by_field = {own: known.name for known in TABLE for own in known.fields}
-    return by_field.get(f"{stage}.{field}") or by_field.get(stage)
+def stage_of(cause: str) -> str:
+    """ "sampling" of "sampling.top_p"."""
+    return cause.partition(".")[0]
+
+
+def named(cause: str) -> Entry:
+    """What the table says of a cause: of its field, else of its stage. Raises KeyError for a stage
+    that it does not have."""
+    return ENTRIES.get(cause) or ENTRIES[stage_of(cause)]
+
+
+def meaning(cause: str) -> str:
+    """A cause in words; "" of a name that is none, such as a report of an older release has."""
+    known = ENTRIES.get(cause) or ENTRIES.get(stage_of(cause))
+    return known.sentence if known else ""

@@ -4,7 +4,7 @@ A check is a list of `Outcome`s, one per golden case and backend; every report i
 Nothing here reads a file, runs a model or prints.
 
     Difference   one field of one stage of one row, with both values
-    Cause        a name from CAUSES, how sure we are of it, and one sentence that holds both values
+    Cause        a name of goldens/causes.py, how sure we are of it, and one sentence with both values
     Outcome      case x backend -> verdict, differences, cause
     exit_code    the one place where verdicts become a number
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from parity.goldens.causes import TABLE
+from parity.goldens.causes import cause_of_field
 
 Verdict = Literal[
     "IDENTICAL",  # same value, same ids, same stages
@@ -52,8 +52,6 @@ STAGES = (
     "value",
 )
 
-CAUSES: dict[str, str] = {entry.name: entry.sentence for entry in TABLE}  # name -> sentence
-
 Certainty = Literal["confirmed", "likely", "unattributed"]
 
 
@@ -71,6 +69,11 @@ class Difference:
     new: Any
     row: int | None = None
     counts: bool = True
+
+    @property
+    def name(self) -> str:
+        """The cause that it is: "sampling.top_p"."""
+        return cause_of_field(self.stage, self.field)
 
     def sentence(self) -> str:
         where = "" if self.row is None else f" of row {self.row}"

@@ -13,12 +13,12 @@ from typing import Any
 from parity.goldens.store import Case, GoldenError, Store, blob_names, chosen_cases
 from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.check import TIME_LIMIT, check_sites
-from parity.judge.endings import texts_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
 from parity.judge.revision import Revision
 from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.sites import merged_settings, named_function, pairs_asked
+from parity.judge.values import texts_in
 from parity.judge.worker import Died, Worker
 from parity.record.values import Keeper
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from parity.goldens.store import Case
-from parity.judge.followers import written
 from parity.judge.row import (
     Pairs,
     Row,
@@ -45,7 +45,7 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
 def messages(row: Row) -> Hashable:
     """No row is the same as one of no chat."""
     chat = row.get("messages")
-    return (written(chat), bool(row.get("images"))) if chat else object()
+    return (json.dumps(chat, ensure_ascii=False), bool(row.get("images"))) if chat else object()
 
 
 NAMES: tuple[Callable[[Row], Any], ...] = (

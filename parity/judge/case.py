@@ -1,7 +1,7 @@
 """Judges one case: two recordings become an Outcome.
 
 What differs is compared (comparison.py) and weighed by what the site says (site_facts.py); why is
-asked where it is needed (explain.py); `decide` says the verdict.
+asked where it is needed (inquiry.py); `judge` says the verdict (judge.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.tampering import refuse_edited
-from parity.goldens.verdict import Difference, Outcome, equal
-from parity.judge import own_loops
+from parity.goldens.verdict import Cause, Difference, Outcome, equal
+from parity.judge import loops
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison
-from parity.judge.decide import Findings, decide
-from parity.judge.explain import also_differs
-from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault
 from parity.judge.inquiry import Inquiry
-from parity.judge.numerics.golden_rows import moved_by_batch
+from parity.judge.judge import Findings, judge
 from parity.judge.numerics.samples import Ledgers, Samples
 from parity.judge.session import Run
 from parity.judge.site_facts import SiteFacts
@@ -67,7 +64,7 @@ class Judge:
         inquiry = self.inquiry(comparison)
         inquiry.note_agreement()
         findings = Findings(inquiry, self.samples, self.numerics, lambda: self.changing(old, new))
-        verdict, cause, notes = decide(findings)
+        verdict, cause, notes = judge(findings)
         if old.changing:
             parts = ", ".join(place_name(part["at"]) for part in old.changing)
             notes = (*notes, f"not compared, for the old code gives another one each time: {parts}")
@@ -92,7 +89,7 @@ class Judge:
     def inquiry(self, comparison: Comparison) -> Inquiry:
         old = comparison.old
         again = functools.partial(self.again, old)
-        return Inquiry(comparison, again, company=lambda: self.company(old))
+        return Inquiry(comparison, again)
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         """A replay, whose rows are of the golden's kind; None where it cannot be made."""
@@ -100,7 +97,7 @@ class Judge:
             made = self.run(old, load, parts)
         except GoldenError:
             return None
-        return made and own_loops.of_one_kind(old, made)[1]
+        return made and loops.of_one_kind(old, made)[1]
 
     def changing(self, old: Case, new: Case) -> list[str]:
         """Parts of the new value that are others when the new code is run again, if they are all
@@ -116,14 +113,11 @@ class Judge:
         same = equal(old.value, unchanged(parts, old.value, new.value))
         return [place_name(part["at"]) for part in parts] if same else []
 
-    def company(self, old: Case) -> float | None:
-        """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not
-        to be had."""
-        try:
-            # On the site's own engine: that of a replay may have one place only.
-            self.run(old, {}, frozenset())
-            engine = self.engine()
-            return None if engine is None else moved_by_batch(engine, old.rows, self.store)
-        except (*COULD_NOT_JUDGE, ValueError, RuntimeError) as error:  # an engine's are these, too
-            raise_own_fault(error)
-            return None
+
+def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
+    """Everything else that differs before the model's ids, with both values, or that the new side
+    alone breaks."""
+    named = {name: difference.sentence() for name, difference in comparison.counted}
+    for broken in comparison.broken:
+        named.setdefault(broken.cause, f"row {broken.row}: {broken.sentence}")
+    return tuple(f"{name}: {said}" for name, said in named.items() if name != cause.name)

@@ -1,9 +1,13 @@
 """Two recordings of one case, compared: pairs, differences, broken invariants, each derived once.
 
 comparison = Comparison(old, new, tools_of(old))
-comparison.differences      everything that differs, in causal order
-comparison.suspects         (cause, first difference that stands for it)
+comparison.differences      everything that differs, in the order of time
+comparison.named            the first difference of each cause, up to the model's ids
 comparison.broken           invariants that the new side breaks and the old side keeps
+
+Time is the order of the calls of a case, and within a call that of the stages. A prompt behind an
+answer that differs may hold that answer: it counts only where the golden's ids are forced on the
+new code, so that no answer differs any more.
 """
 
 from __future__ import annotations
@@ -11,21 +15,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import STAGES, Difference, equal
 from parity.judge.align import has_same_ids, paired
-from parity.judge.endings import is_within_some, leaves, texts_apart, texts_kept
-from parity.judge.followers import HeldTexts, followers
-from parity.judge.row import Pairs, calls_of, reads_what_is_asked
+from parity.judge.row import Pairs, Row, calls_of, reads_what_is_asked, same_prompt, unseen
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
-from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Stage, Tools
+from parity.judge.values import leaves
 
-Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
+Named = tuple[str, Difference]  # a cause, and the first difference of that name
 
 AFTER_THE_MODEL = ("output_ids", "decode", "text", "value")
 OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}
@@ -34,25 +35,39 @@ OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}
 @dataclass(frozen=True)
 class Comparison:
     """Two recordings of one case.   found: differences that stand in place of those that are
-    computed."""
+    computed.   is_forced: the new side was given the golden's ids."""
 
     old: Case
     new: Case
     tools: Tools = NO_TOOLS
     found: tuple[Difference, ...] | None = None
+    is_forced: bool = False
 
     @functools.cached_property
     def pairs(self) -> Pairs:
         return paired(self.old.rows, self.new.rows)
 
     @functools.cached_property
-    def followers(self) -> dict[int, HeldTexts]:
-        kept = texts_kept(self.old.value, self.new.value)
-        changed = []
-        for old, new in texts_apart(self.old.value, self.new.value):
-            if not is_within_some(old.strip(), kept):  # else the old one may be what was asked with
-                changed.append((old, new))
-        return followers(self.pairs, changed)
+    def calls(self) -> list[int]:
+        """The number of the call that each pair is of."""
+        return calls_of(self.pairs)
+
+    @functools.cached_property
+    def first_call(self) -> int | None:
+        """Of the calls in which an answer differs the first."""
+        differ = (call for call, pair in zip(self.calls, self.pairs) if is_other_answer(*pair))
+        return min(differ, default=None)
+
+    @functools.cached_property
+    def behind(self) -> frozenset[int]:
+        """Numbers of the pairs whose prompts differ, and may follow from an answer that differs."""
+        if self.is_forced or self.first_call is None:
+            return frozenset()
+        found = set()
+        for number, pair in enumerate(self.pairs):
+            if self.calls[number] > self.first_call and not same_prompt(*pair):
+                found.add(number)
+        return frozenset(found)
 
     @property
     def has_as_many_rows(self) -> bool:
@@ -70,7 +85,8 @@ class Comparison:
     def read_for_asked(self) -> frozenset[int]:
         """Pairs of which one side reads the token that the other asks for, where numbers among the
         values, which that token would move, are equal."""
-        if not self.has_same_value or not holds_numbers(self.old.value):
+        numbers = (number for _, number in leaves(self.old.value, kind=float))
+        if not self.has_same_value or all(number.is_integer() for number in numbers):
             return frozenset()
         found = set()
         for number, (old, new) in enumerate(self.pairs):
@@ -98,36 +114,29 @@ class Comparison:
                 yield replace(difference, row=number)
         yield from stage.compare_all(self)
 
-    @functools.cached_property
-    def _calls(self) -> list[int]:
-        return calls_of(self.pairs)
-
     def _order(self, difference: Difference) -> tuple[int, int, int]:
-        """By stage, then by row; prompts by the call that they are of, as later ones may hold
-        earlier answers."""
+        """By call, stage and row; what is of no row comes last."""
         place = STAGES.index(difference.stage)
-        if difference.stage in PROMPT_STAGES and difference.row is not None:
-            return 0, self._calls[difference.row], place
-        return place, difference.row or 0, 0
+        if difference.row is None or difference.row >= len(self.calls):
+            return len(self.calls), place, 0
+        return self.calls[difference.row], place, difference.row
 
     @functools.cached_property
-    def suspects(self) -> list[Named]:
-        """In causal order; stages up to the model's ids only."""
-        named: dict[str, Difference] = {}
-        for difference in self.differences:
-            if difference.row is None or difference.stage in AFTER_THE_MODEL:
-                continue
-            if not difference.counts and difference.stage in PROMPT_STAGES:
-                continue
-            stage = order.OF_FIELD[difference.stage]
-            pair = self.pairs[difference.row]
-            named.setdefault(stage.cause(difference, *pair, self.tools), difference)
-        return list(named.items())
+    def named(self) -> list[Named]:
+        """In the order of time; of stages up to the model's ids only. What does not count is named
+        behind what does."""
+        found: dict[str, Difference] = {}
+        for counts in (True, False):
+            for difference in self.differences:
+                is_upstream = difference.row is not None and is_before_ids(difference)
+                if is_upstream and difference.counts == counts:
+                    found.setdefault(difference.name, difference)
+        return [(name, one) for name, one in found.items() if one.counts or can_be_cause(one)]
 
     @functools.cached_property
     def counted(self) -> list[Named]:
-        """Suspects that fail a strict check by themselves."""
-        return [(name, difference) for name, difference in self.suspects if difference.counts]
+        """Those that fail a strict check by themselves."""
+        return [(name, difference) for name, difference in self.named if difference.counts]
 
     @functools.cached_property
     def broken(self) -> list[Broken]:
@@ -138,7 +147,7 @@ class Comparison:
                 found += self._broken(law)
         for stage in order.ALL:
             found += stage.across(self)
-        return found
+        return sorted(found, key=lambda one: STAGES.index(one.place))
 
     def _broken(self, law: Invariant) -> Iterator[Broken]:
         """The first row that breaks it."""
@@ -153,6 +162,17 @@ class Comparison:
                 return
 
 
-def holds_numbers(value: Any) -> bool:
-    """Whether a value holds numbers such as a model says."""
-    return any(not number.is_integer() for _, number in leaves(value, kind=float))
+def is_before_ids(difference: Difference) -> bool:
+    return difference.stage not in AFTER_THE_MODEL
+
+
+def can_be_cause(difference: Difference) -> bool:
+    """Of one that fails nothing by itself: a prompt that led to the same ids is none."""
+    return difference.stage not in PROMPT.fields
+
+
+def is_other_answer(old: Row, new: Row) -> bool:
+    """Whether what a call answered is seen, and differs: its ids, or what they became."""
+    if unseen(old, new):
+        return False
+    return old["output_ids"] != new["output_ids"] or old.get("text") != new.get("text")

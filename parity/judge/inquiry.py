@@ -1,44 +1,65 @@
-"""One case whose value or ids differ, and what is found out about it."""
+"""One case, and what further runs of the new code say of it, each with one thing changed.
+
+    inquiry.forced()                 the golden's ids are forced
+    inquiry.run({}, {ALONE})         each request by itself;  {UNCACHED}: nothing from a cache
+    inquiry.put_back(...)            one setting, or one input, as it was
+
+A run takes place once, for all that ask for it. What it restores it proves: "the old ids come
+back" is said of the call in which they differ first.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity.goldens.causes import named as entry_of
 from parity.goldens.store import Case
-from parity.goldens.verdict import brief, equal
-from parity.judge.align import same_ids
+from parity.goldens.verdict import Cause, Certainty, Difference, brief, equal
+from parity.judge.align import has_same_ids, paired, same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decoder, TextPair, leaves, texts_apart
-from parity.judge.followers import HeldTexts
-from parity.judge.row import Pairs, Row, is_drawn, prompt_of
+from parity.judge.naming import difference_cause
+from parity.judge.numerics.weights import checkpoint_of
+from parity.judge.replay import ANSWERS
+from parity.judge.row import Pairs, calls_of, end_ids, entry, model_in, parting_step
+from parity.judge.stages.stage import Decoder
+from parity.record.rows import BUT_THE_LAST
 
 Parts = frozenset[str]
 Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what
 # comes out; None where the case cannot be run so
 
 BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages for a reader
+ON_BOTH = {"dtype", "model"}  # load settings that every backend has
+NOT_BACK = "putting it back does not bring the old answer back"
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """What would undo one difference alone.   load: load settings.   parts: of requests."""
+
+    name: str
+    difference: Difference
+    load: Mapping[str, Any]
+    parts: Parts
+
+    @property
+    def what(self) -> str:
+        return " and ".join(sorted(self.parts)) or ", ".join(self.load)
 
 
 @dataclass
 class Inquiry:
-    """steps: for `explain`, one line each.   company: how far the rest of its batch moves the
-    model's log-probabilities, in nats.   narrowed: to the answers that later prompts hold.
-    untried: cause -> why no run with its old value took place.   suspects: those of the comparison
-    that can be the cause."""
+    """steps: for `explain`, one line each.   untried: cause -> why no run with its old value took
+    place.   runs: those that took place."""
 
     comparison: Comparison
     rerun: Rerun | None = None
     steps: list[str] = field(default_factory=list)
-    company: Callable[[], float | None] = lambda: None
-    narrowed: bool = False
     untried: dict[str, str] = field(default_factory=dict)
     runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
-    suspects: Sequence[Named] = ()
 
     @property
     def old(self) -> Case:
@@ -56,34 +77,7 @@ class Inquiry:
     def pairs(self) -> Pairs:
         return self.comparison.pairs
 
-    @property
-    def counted(self) -> list[Named]:
-        """Suspects that fail a strict check by themselves."""
-        return [(name, difference) for name, difference in self.suspects if difference.counts]
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Of both sides."""
-        return *self.old.rows, *self.new.rows
-
-    @property
-    def other_answers(self) -> list[Row]:
-        """New rows whose ids are not those of the old ones."""
-        return [new for old, new in self.pairs if old["output_ids"] != new["output_ids"]]
-
-    @property
-    def value_sentence(self) -> str:
-        """How the values differ."""
-        found = self.comparison.differences
-        return next(difference.sentence() for difference in found if difference.stage == "value")
-
-    @property
-    def other_texts(self) -> list[TextPair]:
-        """Texts of the value that differ, old and new."""
-        return texts_apart(self.old.value, self.new.value)
-
     def run(self, load: Mapping[str, Any], parts: Iterable[str]) -> Case | None:
-        """A counterfactual run, once for all that ask for it."""
         if self.rerun is None:
             return None
         key = repr(sorted(load.items())), frozenset(parts)
@@ -91,25 +85,127 @@ class Inquiry:
             self.runs[key] = self.rerun(load, key[1])
         return self.runs[key]
 
-    def beside(self, old: Case, new: Case) -> Inquiry:
-        """The same inquiry of two other recordings."""
-        comparison = Comparison(old, new, self.comparison.tools)
-        return dataclasses.replace(self, comparison=comparison)
+    def forced(self) -> Case | None:
+        """The new code, given the golden's ids; None where that cannot be done."""
+        if any(row.get("loop") == BUT_THE_LAST for row in self.old.rows):
+            return None
+        found = self.run({}, {ANSWERS})
+        if found is None or found.raised is not None:
+            return None
+        is_given = all(is_given_part(old, new) for old, new in paired(self.old.rows, found.rows))
+        return found if is_given else None
 
-    def realigned(self, again: Case | None, by_ids: bool = True) -> bool:
-        """Whether a run gives the old answer.   by_ids: the old ids are proof enough; what is done
-        with them after the model may differ, too."""
+    def restores(self, again: Case | None, by_ids: bool = True) -> bool:
+        """Whether a run gives the old value, or the old ids up to the call in which they differ
+        first.   by_ids: not of stops that the old code may have cut at by hand, where equal ids
+        prove nothing."""
         if again is None or again.raised is not None:
             return False
-        if by_ids and not same_ids(self.old, self.new) and same_ids(self.old, again):
+        if equal(self.old.value, again.value):
             return True
-        return equal(self.old.value, again.value)
+        if not by_ids or self.comparison.has_same_ids:
+            return False
+        return same_ids(self.old, again) or self._restores_first_call(again)
+
+    def _restores_first_call(self, again: Case) -> bool:
+        differ = (
+            call
+            for call, (old, new) in zip(self.comparison.calls, self.pairs)
+            if old["output_ids"] != new["output_ids"]
+        )
+        first = min(differ, default=None)
+        if first is None:
+            return False
+        pairs = paired(self.old.rows, again.rows)
+        head = [pair for call, pair in zip(calls_of(pairs), pairs) if call <= first]
+        return len(head) < len(pairs) and has_same_ids(head)
+
+    # -- one old value at a time --
+
+    def by_put_back(self) -> Cause | None:
+        """The first difference whose old value alone brings the old answer back; or the fewest that
+        do together."""
+        if self.rerun is None or not self.new.rows:
+            return None
+        possible = [one for one in self.comparison.named if self.is_possible(one[1])]
+        known = put_backs(possible, self.old, backend_of(self.new))
+        for one in known:
+            again = self.run(one.load, one.parts)
+            if self.restores(again, by_ids=one.difference.counts):
+                certainty, proof = self.proof_of(one, again)
+                return difference_cause(certainty, one.difference, proof)
+            self.note_failure(one, again)
+        return self.together(known)
+
+    def proof_of(self, one: PutBack, again: Case | None) -> tuple[Certainty, str]:
+        """A later prompt may only hold what was made of an earlier answer: where the value differs
+        still, it is likely."""
+        back = f"with the old {one.what} put back"
+        if again is None or equal(self.old.value, again.value):
+            return "confirmed", f"{back}, the old answer comes back"
+        call = self.comparison.calls[one.difference.row or 0]
+        is_later = bool(call) and one.name.startswith("prompt.")
+        found: Certainty = "likely" if is_later else "confirmed"
+        return found, f"{back}, the old ids come back, and not the value"
+
+    def note_failure(self, one: PutBack, again: Case | None) -> None:
+        if why := no_run(again, self):
+            self.untried[one.name] = why
+            self.steps.append(f"putting {one.name} back was not tried, because {why}")
+        else:
+            self.steps.append(f"not {one.name} alone: {NOT_BACK}")
+
+    def together(self, known: Sequence[PutBack]) -> Cause | None:
+        """Those that only together bring the old answer back: the first k, for the least k."""
+        if len(known) < 2 or not self.is_back(known):
+            return None
+        counts = range(2, len(known) + 1)
+        least = counts[bisect_left(counts, True, key=lambda k: self.is_back(known[:k]))]
+        names = ", ".join(one.name for one in known[:least])
+        proof = f"only {names} together, put back, bring the old answer back"
+        return difference_cause("confirmed", known[0].difference, proof)
+
+    def is_back(self, known: Sequence[PutBack]) -> bool:
+        load: dict[str, Any] = {}
+        parts: set[str] = set()
+        for one in known:
+            load.update(one.load)
+            parts.update(one.parts)
+        by_ids = all(one.difference.counts for one in known)
+        return self.restores(self.run(load, parts), by_ids)
+
+    def why_untried(self, name: str) -> str:
+        """Why no run with a difference's old value took place; "" if one did."""
+        if self.rerun is None:
+            return "the case cannot be run again"
+        if name in self.untried:
+            return self.untried[name]
+        of_any = Difference("value", "", None, None)
+        known = put_backs([(name, of_any)], self.old, backend_of(self.new))
+        return "" if known else "nothing does so"
+
+    def is_possible(self, difference: Difference) -> bool:
+        """Whether a difference can be the cause at all: other ends can't make a model choose
+        another word at a step where neither side ends."""
+        if difference.stage != "stop":
+            return True
+        for old, new in self.pairs:
+            before = old["output_ids"]
+            after = new["output_ids"]
+            step = parting_step(before, after)
+            # An end may be held back by a least number of tokens.
+            ends = {*end_ids(old), *end_ids(new)}
+            if step is not None and ends.isdisjoint((before[step], after[step])):
+                where = f"at step {step}, where the ids part, neither token is an end"
+                self.steps.append(f"not {difference.name}: {where}")
+                return False
+        return True
 
     def note_agreement(self) -> None:
         """Note what is the same and what is the first difference."""
         found = self.comparison.differences
         left_out = {*BESIDE, *(difference.stage for difference in found)}
-        present = dict.fromkeys(itertools.chain.from_iterable(old for old, _ in self.pairs))
+        present = dict.fromkeys(key for old, _ in self.pairs for key in old)
         same = [key for key in present if key not in left_out]
         if same:
             self.steps.append(f"the same on both sides: {', '.join(same)}")
@@ -118,68 +214,50 @@ class Inquiry:
             self.steps.append(f"first difference: {counted[0].sentence()}")
 
 
-def are_other_samples(old: Case, new: Case) -> bool:
-    """Whether the same prompts are sampled from, and another number of times."""
-    if set(map(prompt_of, old.rows)) != set(map(prompt_of, new.rows)):
-        return False
-    return all(map(is_drawn, (*old.rows, *new.rows)))
+def backend_of(case: Case) -> str:
+    return str(model_in(case.rows[0]).get("backend", "hf")) if case.rows else "hf"
 
 
-def name_of_other_number(old: Case, new: Case) -> str:
-    """The cause where another number of answers is asked for."""
-    if are_other_samples(old, new):
-        return "sampling.processors"
-    return "cache.key" if are_answers_reused(old, new) else "post.other"
+def old_load(old: Case) -> dict[str, Any]:
+    """Load settings of the old code, by what the table of causes calls them behind "load."."""
+    model = model_in(old.rows[0]) if old.rows else {}
+    return {
+        "dtype": model.get("dtype"),
+        "model": checkpoint_of(old),
+        "hf_kwargs": {},
+        "attn_implementation": model.get("attention"),
+        "max_batch_size": 1,
+    }
 
 
-def are_answers_reused(old: Case, new: Case) -> bool:
-    """Whether fewer answers fill as many texts: some were given before, or are given twice."""
-    new_texts = dict(leaves(new.value))
-    filled = 0
-    for path, text in leaves(old.value):
-        if text and not new_texts.get(path):
-            return False
-        filled += bool(text)
-    return len(new.rows) < len(old.rows) <= filled
+def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
+    """Of differences that one run would undo, one."""
+    settings = old_load(old)
+    found: dict[Any, PutBack] = {}
+    for name, difference in named:
+        load = {}
+        parts = set()
+        for part in entry_of(name).put_back:
+            if part.startswith("load."):
+                key = part.removeprefix("load.")
+                load[key] = settings[key]
+            else:
+                parts.add(part)
+        can_be_loaded = backend == "hf" or load.keys() <= ON_BOTH
+        if can_be_loaded and (load or parts):
+            run = repr(load), frozenset(parts)
+            found.setdefault(run, PutBack(name, difference, load, frozenset(parts)))
+    return list(found.values())
 
 
-def up_to_followers(inquiry: Inquiry) -> Inquiry:
-    """Where prompts follow from answers that are other ones: the inquiry of those answers, which
-    have the cause. Their texts, or ids where not all became text, stand for the value."""
-    follow = inquiry.comparison.followers
-    if not follow:
-        return inquiry
-    kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
-    rows = itertools.chain.from_iterable(inquiry.pairs[k] for k in kept)
-    is_text = all("text" in row for row in rows)
-    narrow = functools.partial(narrowed, kept, "text" if is_text else "output_ids")
-    held = HeldTexts()
-    for texts in follow.values():
-        held |= texts
-
-    def rerun(load: Mapping[str, Any], parts: Parts) -> Case | None:
-        again = inquiry.run(load, parts)
-        return again and narrow({}, 0, again)
-
-    count = f"{len(follow)} of {len(inquiry.pairs)}"
-    inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
-    again = rerun if inquiry.rerun else None
-    old = narrow(held, 0, inquiry.old)
-    beside = inquiry.beside(old, narrow(held, 1, inquiry.new))
-    return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
-
-
-def narrowed(kept: Sequence[int], name: str, held: HeldTexts, side: int, case: Case) -> Case:
-    """A case of these rows alone, whose value is what they have by this name.   held: what later
-    prompts hold of answers instead.   side: 0 of the old prompts, 1 of the new ones."""
-    rows = []
-    value = []
-    for k in kept:
-        if k < len(case.rows):
-            row = case.rows[k]
-            rows.append(row)
-            value.append(held[k][side] if k in held else row.get(name))
-    return dataclasses.replace(case, rows=tuple(rows), value=value)
+def is_given_part(old: Mapping[str, Any], forced: Mapping[str, Any]) -> bool:
+    """Whether a row's forced ids are the golden's: whole, or as far as the new stops let them go
+    where a criterion of the old code's own kept rows until all had ended."""
+    ids = forced["output_ids"]
+    wanted = old["output_ids"]
+    if entry(dict(old), "stop", "criteria"):
+        wanted = wanted[: len(ids)]
+    return bool(ids == wanted)
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

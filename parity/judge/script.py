@@ -15,7 +15,7 @@ from parity.goldens.acceptance import with_acceptances
 from parity.goldens.store import Case, Store, by_base_names, environment, objects_in
 from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.case import Judge
-from parity.judge.counterfactual import backend_of
+from parity.judge.inquiry import backend_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
 from parity.judge.site import GivenSeeds, Pending, error_outcome, missing, of_one_case

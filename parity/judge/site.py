@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Cause, Difference, Outcome
-from parity.judge import own_loops
+from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
-from parity.judge.endings import numbers_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.samples import Ledgers, settle_samples
 from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session
 from parity.judge.sites import new_function, raise_of_settings
+from parity.judge.values import numbers_in
 from parity.record.calls import words_and_place
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class SiteCheck:
                 golden = store.read(self.site, name)
             except GoldenError:
                 continue  # it is reported where it is chosen
-            if own_loops.may_be_sampled(golden):
+            if loops.may_be_sampled(golden):
                 self.judged(name)
         asked[:] = questions
 

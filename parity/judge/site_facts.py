@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Difference
-from parity.judge import own_loops
+from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
 from parity.judge.row import Row, drew, is_drawn, script_seed, seed_source, seeds_of
@@ -50,8 +50,8 @@ class SiteFacts:
 
     def alike(self, old: Case, new: Case) -> tuple[Case, Case]:
         """Both recordings, a loop of the code's own held against what the other side declares."""
-        greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
-        return own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
+        greedy = loops.of_own_loop(old) and self.only_the_likeliest(old.site)
+        return loops.as_declared(*loops.of_one_kind(old, new), greedy)
 
     def weighed(self, comparison: Comparison, more: Differences) -> Comparison:
         """more: what differs over all cases of the site."""
@@ -70,11 +70,11 @@ class SiteFacts:
         """Whether a loop of the old code's own never took any other token, over enough of them to
         say so, nor random numbers of the process: what is drawn may well be the likeliest."""
         if site not in self.greedy:
-            loops: list[Row] = []
+            taken: list[Row] = []
             for golden in self.goldens(site):
-                loops += [row for row in golden.rows if row.get("loop")]
-            is_greedy = all(row["loop"] == LIKELIEST and not drew(row) for row in loops)
-            count = sum(len(row["output_ids"]) for row in loops)
+                taken += [row for row in golden.rows if row.get("loop")]
+            is_greedy = all(row["loop"] == LIKELIEST and not drew(row) for row in taken)
+            count = sum(len(row["output_ids"]) for row in taken)
             self.greedy[site] = is_greedy and count >= LEAST_CHOSEN
         return self.greedy[site]
 

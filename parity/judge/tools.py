@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.goldens.store import Case
-from parity.judge.endings import ADDED
 from parity.judge.numerics.weights import checkpoint_of
 from parity.judge.stages.stage import Tools
 
@@ -33,17 +32,15 @@ def tools_of(old: Case) -> Tools:
             )
     if (tokenizer := _tokenizers[path]) is None:
         return Tools()
-    added = tokenizer.added_tokens_decoder
 
     @functools.lru_cache(MOST_DECODED)
-    def decode_once(ids: tuple[int, ...], skip: bool | str, clean: bool) -> str:
-        own = [i for i in ids if i not in added] if skip == ADDED else list(ids)
+    def decode_once(ids: tuple[int, ...], skip: bool, clean: bool) -> str:
         text: str = tokenizer.decode(
-            own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean
+            list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean
         )
         return text
 
-    def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
+    def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
         return decode_once(tuple(ids), skip, clean)
 
     def encode(text: str, special: bool) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parity.goldens.causes import stage_of
 from parity.goldens.verdict import Outcome
 
 CALL_SITES = "Call sites"
@@ -13,7 +14,7 @@ CALL_SITES = "Call sites"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """causes: names that are right, the plainest first.   section: where the fault is, for the table."""
+    """causes: the stages that are right, the plainest first.   section: where the fault is, for the table."""
 
     name: str
     causes: tuple[str, ...]
@@ -33,7 +34,7 @@ class Score:
 
     @property
     def wrong(self) -> list[Outcome]:
-        return [o for o in self.caught if o.cause is None or o.cause.name not in self.causes]
+        return [o for o in self.caught if o.cause is None or stage_of(o.cause.name) not in self.causes]
 
     @property
     def wrong_confirmed(self) -> list[Outcome]:

@@ -14,6 +14,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gen_engine
@@ -323,7 +324,7 @@ def lying(original: Any) -> Any:
     def load(source: Any, **how: Any) -> Any:
         from PIL import Image
 
-        return Image.open(source).convert("RGB") if isinstance(source, str) else original(source, **how)
+        return Image.open(source).convert("RGB") if isinstance(source, (str, Path)) else original(source, **how)
 
     return load
 
@@ -361,227 +362,218 @@ MIXED = ("rollout/two-prompt-lengths", "probe/ragged")
 
 SITE_MUTATIONS: tuple[SiteMutation, ...] = (
     # the prompt
-    SiteMutation(
-        "thinking back on", ("prompt.template",), ("stage_a/circle", *ROLLOUTS), requests=chat(enable_thinking=True)
-    ),
+    SiteMutation("thinking back on", ("prompt",), ("stage_a/circle", *ROLLOUTS), requests=chat(enable_thinking=True)),
     SiteMutation(
         "thinking off where the old code had it on",
-        ("prompt.template",),
+        ("prompt",),
         ("visual_dump/object",),
         requests=chat(enable_thinking=False),
     ),
     SiteMutation(
         "no generation prompt",
-        ("prompt.template",),
+        ("prompt",),
         ("rollout/one-prompt",),
         requests=chat(add_generation_prompt=False),
     ),
     SiteMutation(
         "another template",
-        ("prompt.template",),
+        ("prompt",),
         ("rollout/one-prompt",),
         requests=chat(template=BARE),
     ),
     SiteMutation(
         "tools not rendered",
-        ("prompt.template",),
+        ("prompt",),
         ("probe/tools", "inference_module/tool-call"),
         requests=lambda r: {**r, "tools": None},
     ),
-    SiteMutation(
-        "a system turn put in", ("prompt.messages",), ("rollout/one-prompt", "stage_a/circle"), requests=system(TERSE)
-    ),
+    SiteMutation("a system turn put in", ("prompt",), ("rollout/one-prompt", "stage_a/circle"), requests=system(TERSE)),
     SiteMutation(
         "the system turn lost",
-        ("prompt.messages",),
+        ("prompt",),
         ("rollout/system-turn", "runner/polite-system"),
         requests=without_system,
     ),
     SiteMutation(
         "the question stripped",
-        ("prompt.messages",),
+        ("prompt",),
         ("stage_a/blanks-around-question", "rollout/blanks-around-the-prompt"),
         requests=said(str.strip),
     ),
     SiteMutation(
         "the question in lower case",
-        ("prompt.messages",),
+        ("prompt",),
         ("runner/three-rules", "rollout/one-prompt"),
         requests=said(str.lower),
     ),
     SiteMutation(
-        "today's date", ("prompt.clock",), ("probe/dated",), requests=system("Today is 2026-11-21. Answer briefly.")
+        "today's date", ("prompt",), ("probe/dated",), requests=system("Today is 2026-11-21. Answer briefly.")
     ),
     SiteMutation(
         "the first id twice",
-        ("prompt.double_bos",),
+        ("prompt",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(lambda ids, *_: (ids[0], *ids))),),
     ),
     SiteMutation(
         "spelled out in other tokens",
-        ("prompt.tokenization",),
+        ("prompt",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(by_character)),),
     ),
     SiteMutation(
         "prompt cut on the left",
-        ("prompt.truncation",),
+        ("prompt",),
         ("rollout/one-prompt", "probe/plain"),
         options=setting(max_prompt_tokens=20, truncate_prompt=True),
     ),
     SiteMutation(
         "prompt cut on the right",
-        ("prompt.truncation",),
+        ("prompt",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(lambda ids, *_: ids[:-6])),),
     ),
     # the batch
     SiteMutation(
         "padded on the right",
-        ("batch.padding_side",),
+        ("batch",),
         MIXED,
         inside=((E, "collate", right_padding),),
     ),
     SiteMutation(
         "padding not masked",
-        ("batch.pad_unmasked",),
+        ("batch",),
         MIXED,
         inside=((E, "collate", unmasked_padding),),
     ),
     SiteMutation(
         "rows that see their neighbours",
-        ("sampling.processors", "batch.composition"),
+        ("sampling", "batch"),
         MIXED,
         inside=((E.DecodeLoop, "_choose", neighbours),),
     ),
     # pictures
     SiteMutation(
         "pixel budget dropped",
-        ("image.pixel_budget",),
+        ("image",),
         ("stage_a/small-budget", "stage_a/batch-small-budget"),
         requests=lambda r: {**r, "vlm": {}},
     ),
     SiteMutation(
         "pixel budget halved",
-        ("image.pixel_budget",),
+        ("image",),
         ("stage_a/photograph", "stage_a/huge"),
         requests=budget(min_pixels=64 * 64, max_pixels=64 * 64),
     ),
     SiteMutation(
         "pixel floor raised",
-        ("image.pixel_budget",),
+        ("image",),
         ("stage_a/tiny",),
         requests=budget(min_pixels=96 * 96, max_pixels=128 * 128),
     ),
     SiteMutation(
         "EXIF not honoured",
-        ("image.content",),
+        ("image",),
         ("stage_a/exif-turned",),
         inside=((gen_engine, "load_image", lying),),
     ),
     SiteMutation(
         "red and blue swapped",
-        ("image.content",),
+        ("image",),
         ("stage_a/circle", "stage_a/square-json"),
         inside=((gen_engine, "load_image", bgr),),
     ),
     SiteMutation(
         "pictures shrunk beforehand",
-        ("image.content",),
+        ("image",),
         ("stage_a/photograph", "stage_a/square-json"),
         inside=((gen_engine, "load_image", halved),),
     ),
-    SiteMutation(
-        "pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed
-    ),
+    SiteMutation("pictures in another order", ("image",), ("visual_dump/two-pictures",), requests=pictures_reversed),
     # videos
     SiteMutation(
         "another frame rate",
-        ("image.content",),
+        ("image",),
         ("clips/frames-end", "clips/frames", "clips/slow", "clips/fast"),
         requests=videos(lambda clips: [{**clip, "fps": clip["fps"] * 2} for clip in clips]),
     ),
-    SiteMutation(
-        "frames in the other order", ("image.content",), ("clips/frames",), requests=frames(lambda own: own[::-1])
-    ),
+    SiteMutation("frames in the other order", ("image",), ("clips/frames",), requests=frames(lambda own: own[::-1])),
     SiteMutation(
         "a frame dropped",
-        ("image.content",),
+        ("image",),
         ("clips/frames", "clips/frames-end"),
         requests=frames(lambda own: own[:3] + own[4:]),
     ),
     SiteMutation(
         "the video ignored",  # and refused, where nothing else is to be seen
-        ("prompt.messages", "error"),
+        ("prompt", "error"),
         ("clips/file", "clips/frames", "clips/picture-and-clip"),
         requests=videos(lambda clips: []),
     ),
     SiteMutation(
         "the second clip in place of the first",
-        ("image.content",),
+        ("image",),
         ("clips/two-clips",),
         requests=videos(lambda clips: [clips[-1]] * len(clips)),
     ),
     # streams
     SiteMutation(
         "a stream without its stops",
-        ("stop.strings",),
+        ("stop",),
         ("live_answers/stop", "live_answers/stop-inside-a-token"),
         inside=streamed(options=stop(strings=[])),
     ),
     SiteMutation(
         "a stream of fewer tokens",
-        ("stop.length",),
+        ("stop",),
         ("live_answers/capital", "live_answers/lines"),
         inside=streamed(options=setting(max_new_tokens=4)),
     ),
     SiteMutation(
         "a stream whose template is told to think",
-        ("prompt.template",),
+        ("prompt",),
         ("live_answers/capital", "live_answers/three-at-once"),
         inside=streamed(requests=chat(enable_thinking=True)),
     ),
     SiteMutation(
         "pieces put to another answer",
-        ("batch.order",),
+        ("order",),
         ("live_answers/three-at-once",),
         inside=streamed(pieces=numbered_from_behind),
     ),
     SiteMutation(
         "the first piece of a stream lost",
-        ("post.trim",),
+        (
+            "value",
+            "decode",
+        ),
         ("live_answers/capital", "live_answers/stop"),
         inside=streamed(pieces=without_the_first),
     ),
     SiteMutation(
         "normalised by another mean",
-        ("image.values",),
+        ("image",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
         inside=((gen_engine, "expand_image", brighter),),
     ),
     # the model
-    SiteMutation(
-        "half precision", ("model.dtype",), ("rollout/one-prompt", "stage_a/circle"), load={"dtype": "bfloat16"}
-    ),
+    SiteMutation("half precision", ("model",), ("rollout/one-prompt", "stage_a/circle"), load={"dtype": "bfloat16"}),
     SiteMutation(
         "eager attention",
-        ("model.attn",),
+        ("model",),
         ("rollout/one-prompt", "stage_a/circle"),
         load={"attn_implementation": "eager"},
     ),
     SiteMutation(
         "other weights",
-        ("model.weights",),
+        ("model",),
         ("rollout/one-prompt", "probe/ragged"),
         load={"model": "golden/models/tiny-qwen3-draft"},
     ),
-    SiteMutation(
-        "quantized weights", ("model.quant",), ("rollout/one-prompt", "probe/plain"), load={"hf_kwargs": "int8"}
-    ),
+    SiteMutation("quantized weights", ("model",), ("rollout/one-prompt", "probe/plain"), load={"hf_kwargs": "int8"}),
     SiteMutation(
         "logits off by more than rounding",
-        ("numeric.shift",),
+        ("numeric",),
         ("probe/plain", "stage_a/circle"),
         load={},
         inside=((E.HfBackend, "__init__", shifted),),
@@ -589,196 +581,230 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
     # sampling
     SiteMutation(
         "drawn instead of greedy",
-        ("sampling.mode",),
+        ("sampling",),
         ("rollout/one-prompt", "stage_a/circle"),
         options=setting(temperature=1.5, seed=3),
     ),
     SiteMutation(
         "greedy instead of drawn",
-        ("sampling.mode",),
+        ("sampling",),
         ("inference_module/sampled", "probe/drawn"),
         options=setting(temperature=0.0),
     ),
     SiteMutation(
         "the checkpoint's penalty forgotten",
-        ("sampling.leak",),
+        ("sampling",),
         ("stage_a/circle", "rollout/one-prompt"),
         options=setting(repetition_penalty=1.0),
     ),
     SiteMutation(
         "a penalty that nobody asked for",
-        ("sampling.processors",),
+        ("sampling",),
         ("probe/ragged", "runner/three-rules"),
         options=setting(repetition_penalty=1.5),
     ),
     SiteMutation(
         "top_k leaked from the checkpoint",
-        ("sampling.leak",),
+        ("sampling",),
         ("probe/drawn",),
         inside=((E, "logits_processors", leaking("TopKLogitsWarper", 2)),),
     ),
     SiteMutation(
         "penalty leaked from the checkpoint",
-        ("sampling.leak",),
+        ("sampling",),
         ("probe/plain", "runner/three-rules"),
         inside=((E, "logits_processors", leaking("RepetitionPenaltyLogitsProcessor", 1.05)),),
     ),
     SiteMutation(
         "top_p forgotten",
-        ("sampling.processors",),
+        ("sampling",),
         ("probe/drawn-cut",),
         options=dropped("top_p"),
     ),
     SiteMutation(
         "another temperature",
-        ("sampling.processors",),
+        ("sampling",),
         ("probe/drawn", "inference_module/sampled"),
         options=setting(temperature=0.3),
     ),
-    SiteMutation(
-        "fewer samples", ("sampling.processors",), ("inference_module/several-samples",), options=setting(n=1)
-    ),
+    SiteMutation("fewer samples", ("sampling",), ("inference_module/several-samples",), options=setting(n=1)),
     SiteMutation(
         "the seed moved",
-        ("rng",),
+        ("sampling",),
         ("probe/drawn", "rollout/sampled-with-seed"),
         options=setting(seed=99),
         requests=lambda r: {**r, "seed": None},
     ),
     SiteMutation(
         "the seed lost",
-        ("rng",),
+        ("sampling",),
         ("probe/drawn", "rollout/sampled-with-seed"),
         options=setting(seed=None),
         requests=lambda r: {**r, "seed": None},
     ),
     SiteMutation(
         "logits processor lost",
-        ("sampling.processors",),
+        ("sampling",),
         ("visual_dump/no-repeat-of-one-token",),
         plugins=lambda given: [p for p in given if not getattr(p, "logits", None)],
     ),
     SiteMutation(
         "stopping criterion lost",
-        ("stop.rule",),
+        (
+            "stop",
+            "decode",
+        ),
         ("visual_dump/object",),
         plugins=lambda given: [p for p in given if not getattr(p, "should_stop", None)],
     ),
     # stops
     SiteMutation(
         "the turn's end lost from the eos set",
-        ("stop.eos_set",),
+        ("stop",),
         ("stage_a/circle", "rollout/one-prompt", "runner/three-rules"),
         options=stop(ignore_eos=True, token_ids=[550]),
     ),
     SiteMutation(
         "no eos at all",
-        ("stop.eos_set",),
+        ("stop",),
         ("stage_a/circle", "probe/plain"),
         options=stop(ignore_eos=True, token_ids=[]),
     ),
     SiteMutation(
         "an ordinary id ends the text",
-        ("stop.eos_set",),
+        ("stop",),
         ("rollout/one-prompt", "probe/ragged"),
         options=stop(ignore_eos=True, token_ids=[552, 13, 11]),
     ),
     SiteMutation(
         "stop strings lost",
-        ("stop.strings",),
+        ("stop",),
         ("probe/two-stops", "runner/stop-in-the-middle"),
         options=other_stops(lambda strings: []),
     ),
     SiteMutation(
         "the earlier of two stops lost",
-        ("stop.strings",),
+        ("stop",),
         ("probe/two-stops",),
         options=other_stops(lambda strings: strings[:1]),
     ),
     SiteMutation(
         "a stop string added",
-        ("stop.strings",),
+        ("stop",),
         ("probe/ragged", "rollout/one-prompt"),
         options=other_stops(lambda strings: [*strings, ", 3", "Paris", "capital"]),
     ),
     SiteMutation(
         "first of the list cuts",
-        ("stop.rule",),
+        (
+            "stop",
+            "decode",
+        ),
         ("probe/stops-at-once",),
         inside=((E, "first_stop", cut_rule(by_list)),),
     ),
     SiteMutation(
         "a stop at position 0 does not cut",
-        ("stop.rule",),
+        (
+            "stop",
+            "decode",
+        ),
         ("probe/stop-first",),
         inside=((E, "first_stop", cut_rule(by_list_inside)),),
     ),
     SiteMutation(
         "the stop is kept in the text",
-        ("stop.rule",),
+        (
+            "stop",
+            "decode",
+        ),
         ("probe/two-stops", "probe/blank-at-end"),
         options=stop(include_stop=True),
     ),
     SiteMutation(
         "half the tokens allowed",
-        ("stop.length",),
+        ("stop",),
         ("rollout/ragged-batch", "stage_a/circle"),
         options=setting(max_new_tokens=4),
     ),
     SiteMutation(
         "the library's default length",
-        ("stop.length",),
+        ("stop",),
         ("probe/ragged", "reflection/object"),
         options=setting(max_new_tokens=10),
     ),
     SiteMutation(
         "a minimum length put in",
-        ("stop.length",),
+        ("stop",),
         ("stage_a/circle", "probe/plain"),
         options=setting(min_new_tokens=20),
     ),
     # decoding and after
     SiteMutation(
         "special tokens kept",
-        ("decode.skip_special",),
+        ("decode",),
         ("stage_a/circle", "probe/ragged"),
         options=decoding(skip_special_tokens=False),
         results=text_of(lambda r: r.raw_text),
     ),
     SiteMutation(
         "raw text returned",
-        ("decode.skip_special",),
+        ("value",),
         ("probe/plain", "probe/ragged"),
         results=text_of(lambda r: r.raw_text),
     ),
     SiteMutation(
         "stripped",
-        ("post.strip",),
+        (
+            "value",
+            "decode",
+        ),
         ("probe/blank-at-end",),
         options=decoding(strip=True),
     ),
     SiteMutation(
         "a line feed put behind",
-        ("post.strip",),
+        (
+            "value",
+            "decode",
+        ),
         ("probe/plain", "probe/lines"),
         results=text_of(lambda r: r.text + "\n"),
     ),
     SiteMutation(
         "first line only",
-        ("post.trim",),
+        (
+            "value",
+            "decode",
+        ),
         ("probe/lines",),
         results=text_of(lambda r: r.text.split("\n")[0]),
     ),
-    SiteMutation("the prompt not sliced off", ("post.trim",), ("probe/plain",), results=text_of(prompt_and_answer)),
     SiteMutation(
-        "lower case", ("post.other",), ("probe/plain", "rollout/one-prompt"), results=text_of(lambda r: r.text.lower())
+        "the prompt not sliced off",
+        (
+            "value",
+            "decode",
+        ),
+        ("probe/plain",),
+        results=text_of(prompt_and_answer),
     ),
     SiteMutation(
-        "results in another order", ("batch.order",), ("probe/ragged",), results=lambda results: results[::-1]
+        "lower case",
+        (
+            "value",
+            "calls",
+        ),
+        ("probe/plain", "rollout/one-prompt"),
+        results=text_of(lambda r: r.text.lower()),
     ),
+    SiteMutation("results in another order", ("order",), ("probe/ragged",), results=lambda results: results[::-1]),
     SiteMutation(
         "padding counted as tokens",
-        ("post.other",),
+        (
+            "value",
+            "calls",
+        ),
         ("rollout/two-prompt-lengths",),
         results=lambda rs: [dataclasses.replace(r, token_ids=(*r.token_ids, PAD_ID)) for r in rs],
     ),

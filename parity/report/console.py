@@ -85,7 +85,7 @@ def evidence_text(outcome: Outcome, colour: bool) -> str:
     if sentence(outcome) != "; ".join(outcome.notes):
         lines += [wrapped(f"note: {note}") for note in outcome.notes]
     if outcome.also:
-        lines.append(wrapped(f"also differs: {', '.join(outcome.also)}"))
+        lines += [wrapped(f"also: {one}") for one in outcome.also]
     return "\n".join(lines)
 
 
@@ -156,7 +156,7 @@ def others_text(same: Sequence[Outcome]) -> str:
     for outcome in own:
         lines.append(elided(f"{outcome.label} on {outcome.backend}: {sentence(outcome)}"))
         if outcome.also:
-            lines.append(wrapped(f"also differs: {', '.join(outcome.also)}", "    "))
+            lines += [wrapped(f"also: {one}", "    ") for one in outcome.also]
     if named := [o for o in others if o not in own]:
         several = len({o.backend for o in same}) > 1
         names = [f"{o.label} on {o.backend}" if several else o.label for o in named]

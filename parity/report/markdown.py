@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from parity.goldens.causes import meaning
 from parity.goldens.safe_text import printable
-from parity.goldens.verdict import CAUSES, Check, Outcome
+from parity.goldens.verdict import Check, Outcome
 from parity.report.words import (
     accepted_lines,
     capped,
@@ -33,11 +34,11 @@ def markdown_text(text: str, most: int = 300) -> str:
 def markdown_cause(name: str, outcomes: Sequence[Outcome], asked_with: str) -> str:
     certainty = ", ".join(sorted({o.cause.certainty for o in outcomes if o.cause}))
     told = f" ({certainty})" if certainty else ""
-    lines = [f"### {markdown_text(name)}: {len(outcomes)}{told}", "", CAUSES.get(name, ""), ""]
+    lines = [f"### {markdown_text(name)}: {len(outcomes)}{told}", "", meaning(name), ""]
     lines += ["| case | backend | verdict | what |", "|---|---|---|---|"]
     for o in outcomes[:MOST_CASES]:
         cells = [markdown_text(text) for text in (o.label, o.backend, o.verdict, sentence(o))]
-        also = f"; also differs: {markdown_text(', '.join(o.also))}" if o.also else ""
+        also = f"; also differs: {markdown_text('; '.join(o.also))}" if o.also else ""
         lines.append("| " + " | ".join(cells) + also + " |")
     if len(outcomes) > MOST_CASES:
         lines.append(f"\n… and {len(outcomes) - MOST_CASES} more.")

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parity.goldens.causes import meaning
 from parity.goldens.store import GoldenError, Store
 from parity.goldens.verdict import (
-    CAUSES,
     STAGES,
     Check,
     Difference,
@@ -235,11 +235,7 @@ def html_page(check: Check, store: Store | None = None) -> str:
     """One page with everything in it. store: the goldens; failing cases show their pictures."""
     failing = {id(o) for o in check.failing()}
     cases = [case_json(o, id(o) in failing, check.asked_with) for o in check.outcomes]
-    named = {
-        name
-        for case in cases
-        for name in (*case["also"], *([case["cause"]["name"]] if case["cause"] else []))
-    }
+    named = {case["cause"]["name"] for case in cases if case["cause"]}
     page = {
         "final": final_line(check),
         "exit_code": check.exit_code,
@@ -248,7 +244,7 @@ def html_page(check: Check, store: Store | None = None) -> str:
         "left_out": list(check.left_out),
         "accepted": [*accepted_lines(check), *check.only_old, *uncompared_lines(check)],
         "changes": [change.line for change in check.changes],
-        "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
+        "causes": {name: meaning(name) for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, store),
         "cases": cases,

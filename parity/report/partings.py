@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parity.goldens.causes import stage_of
 from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Outcome, brief, equal, first_divergence
 from parity.judge.align import paired
@@ -104,7 +105,7 @@ def partings(outcome: Outcome) -> list[Parting]:
         return []
     pairs = pairs_of(outcome)
     found = [parting("value", outcome.old.get("value"), outcome.new.get("value"))]
-    if outcome.cause is None or not outcome.cause.name.startswith(("post.", "decode.")):
+    if outcome.cause is None or stage_of(outcome.cause.name) not in ("value", "decode"):
         rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
         found.insert(0, next(rows, None))
     elif any(is_drawn(old) and old["output_ids"] != new["output_ids"] for old, new in pairs):

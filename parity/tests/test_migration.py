@@ -134,11 +134,11 @@ def test_2_it_is_green_on_vllm_too(parity: Said) -> None:
 BREAKS = {
     "an end is lost": (
         ('"stop": [stop] if stop else []', '"stop": {"strings": [stop] if stop else [], "ignore_eos": True}'),
-        {"stop.eos_set"},
+        {"stop.end_ids"},
     ),
     "thinking is on": (("chat}", 'chat, "chat": {"enable_thinking": True}}'), {"prompt.template"}),
-    "strip is lost": ((".strip()", ""), {"post.strip"}),
-    "half the budget": (("64", "32"), {"stop.length"}),
+    "strip is lost": ((".strip()", ""), {"value"}),
+    "half the budget": (("64", "32"), {"stop.max_new_tokens"}),
     "a temperature": (('"max_new_tokens"', '"temperature": 0.7, "seed": 1, "max_new_tokens"'), {"sampling.mode"}),
     "the penalty is lost": (('"repetition_penalty": 1.05,', ""), {"sampling.leak"}),
     "the stop is lost": (("[stop] if stop else []", "[]"), {"stop.strings"}),
@@ -169,7 +169,7 @@ def test_4_explain_prints_what_is_shown_and_accept_covers_this_cause_until_its_d
     shown = next(code for kind, code in BLOCKS if not kind)
     assert (code, said.strip()) == (1, shown.strip())
     code, said = parity(command("python -m parity accept"))
-    assert code == 0 and "accepted answers/answer-003 on hf: stop.length, until " in said
+    assert code == 0 and "accepted answers/answer-003 on hf: stop.max_new_tokens, until " in said
     code, said = parity("python -m parity check answers/answer-003 --backend hf")
     assert code == 0 and "1 ACCEPTED" in said, said
     accepted = acme / "golden/accepted.json"
@@ -217,7 +217,7 @@ def test_6_the_fixture_says_the_same(acme: Path) -> None:
         "test_one.py",
     ]
     done = subprocess.run([sys.executable, "-m", "pytest", *asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "post.strip; confirmed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "value; confirmed" in done.stdout, done.stdout
     assert "1 failed, 1 passed" in done.stdout and "FAILED test_parity.py::test_answers" in done.stdout
 
 
@@ -300,7 +300,7 @@ def test_7_code_that_takes_objects(parity: Said, acme: Path) -> None:
         DESCRIBE.replace('"user", "content": content}]', '"user", "content": content}], "vlm": {"max_pixels": 32 * 32}')
     )
     code, said = parity("python -m parity check images --backend hf")
-    assert code == 1 and said.count("image.pixel_budget; confirmed") == 2, said
+    assert code == 1 and said.count("image.budget; confirmed") == 2, said
     (acme / "new.py").write_text(DESCRIBE)
     store.set_site("images", moved=None)
     code, said = parity(document_block("python -m parity check images"))

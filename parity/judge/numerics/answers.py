@@ -22,8 +22,9 @@ from typing import Any
 
 from parity.environment.kernels import known_biases
 from parity.goldens import verdict
+from parity.goldens.causes import meaning
 from parity.goldens.store import Case, Store
-from parity.goldens.verdict import CAUSES, Cause, Outcome
+from parity.goldens.verdict import Cause, Outcome
 from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
@@ -202,7 +203,7 @@ def cause_of_shift(group: Group, found: Verdict, question: Question) -> Cause:
         return cause
     apart = f"rows alone and beside others are read {group.apart:.1e} nats apart"
     sentence = f"{apart}, rounding explains {rounding:.1e}"
-    return named_cause("batch.composition", "confirmed", sentence, cause.sentence)
+    return named_cause("batch", "confirmed", sentence, cause.sentence)
 
 
 # == Numbers among the values ==
@@ -268,7 +269,7 @@ def by_steps(group: Group, found: Verdict, question: Question, steps: Sequence[S
 def cause_of_steps(group: Group, question: Question, judged: Sequence[JudgedStep]) -> Cause | None:
     """The first one's; an environment that did not change is no cause."""
     cause = next((one.cause for one in judged if one.cause is not None), None)
-    if cause is None or cause.name != "env.version":
+    if cause is None or cause.name != "model.version":
         return cause
     if question.old.case not in group.here:
         return cause
@@ -300,7 +301,7 @@ def by_rounding(found: Verdict, question: Question, judged: Sequence[JudgedStep]
     worst = worst_of(judged)
     gap = f"the widest gap is {worst.parted.gap:.1e} nats ({worst})"
     sentence = f"{len(judged)} rows part, {gap}, noise explains {worst.parted.allowed:.1e}"
-    return near_tie(f"{CAUSES['numeric.near_tie']}: {sentence}", found)
+    return near_tie(f"{meaning('numeric.near_tie')}: {sentence}", found)
 
 
 def judge_step(group: Group, case: str, step: Step) -> JudgedStep:
@@ -336,7 +337,7 @@ def cause_at(step: Step, parting: Parting, parted: Parted) -> Cause:
     if parting.old[1] - parting.old[0] > parted.allowed:
         chose = f"the old path, run here, does not choose the golden's id {where}"
         sentence = f"{chose}: this environment is another one"
-        return Cause("env.version", "likely", sentence, "run `check --ab`")
+        return Cause("model.version", "likely", sentence, "run `check --ab`")
     if parting.new[0] - parting.new[1] > parted.allowed:
         prefers = "the moved path, when it reads the golden, prefers the golden's id"
         sentence = f"{where} {prefers}: its choice was another stage's"

@@ -9,8 +9,8 @@ from typing import Any
 
 from parity.goldens.store import as_written
 from parity.goldens.verdict import Cause, equal
-from parity.judge.endings import leaves
 from parity.judge.naming import named_cause
+from parity.judge.values import leaves
 
 OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these
 DIGITS = 4  # behind the point: what code rounds to

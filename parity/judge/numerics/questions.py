@@ -31,7 +31,7 @@ Kind = Literal["parted", "floats", "model", "passing"]
 Steps = Mapping[tuple[str, int], "Step"]  # (case, row) -> where it parts
 
 NOT_SHOWN = "on this case the value does not show it"
-OF_NUMBERS = ("post.other", "sampling.processors")
+OF_NUMBERS = ("value", "order")
 OF_EQUAL = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Cause, Outcome, Verdict, first_divergence
-from parity.judge import own_loops
+from parity.judge import loops
 from parity.judge.align import paired
-from parity.judge.endings import leaves
 from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault, skip_unjudgeable
 from parity.judge.naming import named_cause
 from parity.judge.numerics import seeds
@@ -59,6 +58,7 @@ from parity.judge.row import (
     same_prompt,
     seeds_of,
 )
+from parity.judge.values import leaves
 from parity.record.rows import STRUCTURED
 
 FOLLOWS_SETTINGS = ("SAME-DISTRIBUTION", "SAME-SETTINGS")
@@ -97,7 +97,7 @@ class Samples:
                 return "DRIFT", off, ()
             return self.judge_texts(old, new, str(error))
         ledger = self.ledger(old.site)
-        is_loop = own_loops.of_own_loop(old)
+        is_loop = loops.of_own_loop(old)
         before = evidence_of(golden, ledger.alpha)
         if before.is_fault and before.fault != COPY:
             return judge_golden(before, is_loop)
@@ -165,7 +165,7 @@ class Samples:
             if has_logits_of_its_logprobs(self.engine(), old.rows, self.store):
                 return "DRIFT", named_cause("numeric.shift", "confirmed", sentence)
             sentence = "the logits that it returns are not those of its log-probabilities"
-            return "LATENT", named_cause("post.other", "likely", sentence)
+            return "LATENT", named_cause("value", "likely", sentence)
         return None
 
     def unlike_distributions(self, old: Case, new: Case) -> Iterator[str]:
@@ -219,7 +219,7 @@ class Samples:
         key = (site, self.backend)
         if key not in self.ledgers:
             goldens, _ = self.store.read_all([site])
-            cases = sum(map(own_loops.may_be_sampled, goldens))
+            cases = sum(map(loops.may_be_sampled, goldens))
             self.ledgers[key] = Ledger(cases)
         return self.ledgers[key]
 
@@ -250,7 +250,7 @@ def cause_off_seed(number: int, seed: int, step: int, *, is_sure: bool) -> Cause
     ids = f"token {step} is not the one of this seed"
     sentence = f"row {number} has seed {seed} on both sides, and {ids}"
     proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
-    return Cause("rng", "confirmed" if is_sure else "likely", sentence, proof)
+    return Cause("sampling.seed", "confirmed" if is_sure else "likely", sentence, proof)
 
 
 def with_ids(golden: Row, row: Row) -> Row:
@@ -294,7 +294,7 @@ def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
     if used == {STRUCTURED}:
         note = f"{why}; to compare texts record with --samples {LEAST_SAMPLES}"
         return "SAME-SETTINGS", None, (note,)
-    is_loop = own_loops.of_own_loop(old)
+    is_loop = loops.of_own_loop(old)
     settings = "settings that were not seen" if is_loop else "equal settings"
     record = f"record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
     sentence = f"{settings}, other samples; {why}; to compare texts {record}"
@@ -324,14 +324,15 @@ def cause_of_samples(evidence: Evidence, is_cached: bool = False) -> Cause:
     if evidence.impossible is None and evidence.fault == COPY:
         if is_cached:
             proof = "some of these answers came out of the cache"
-            return named_cause("cache.key", "likely", sentence, proof)
-        return Cause("rng", "confirmed", f"samples of one prompt are copies: {sentence}", proof)
+            return named_cause("cache", "likely", sentence, proof)
+        copies = f"samples of one prompt are copies: {sentence}"
+        return Cause("sampling.seed", "confirmed", copies, proof)
     return named_cause(name_of(evidence), "confirmed", sentence, proof)
 
 
 def name_of(evidence: Evidence) -> str:
     is_greedy = evidence.impossible is None and evidence.fault == BEST
-    return "sampling.mode" if is_greedy else "sampling.draw"
+    return "sampling.mode" if is_greedy else "sampling.draws"
 
 
 def cause_of_loop(evidence: Evidence) -> Cause:

@@ -12,8 +12,8 @@ from typing import Any
 
 from parity.goldens.store import Case
 from parity.judge.align import paired
-from parity.judge.endings import leaves
 from parity.judge.row import Row, adapters_in, is_float32, model_in, request_of
+from parity.judge.values import leaves
 from parity.record.taps.models import FOLDERS
 
 NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"

@@ -66,18 +66,18 @@ def padding(row: Row, tools: Tools) -> Kept:
 
 def broken_padding(padded: Mapping[str, Any]) -> Kept:
     if padded.get("masked") is False:
-        return "batch.pad_unmasked", f"{padded.get('pads')} pads are not masked"
+        return "batch.mask", f"{padded.get('pads')} pads are not masked"
     if padded.get("side") == "right":
-        return "batch.padding_side", f"{padded.get('pads')} pads stand behind the prompt"
+        return "batch.side", f"{padded.get('pads')} pads stand behind the prompt"
     return None
 
 
 def broken_inputs(inputs: Mapping[str, Any]) -> Kept:
     if hidden := inputs.get("hidden"):
-        return "batch.inputs", f"{hidden} of the row's own tokens are masked"
+        return "batch.marks", f"{hidden} of the row's own tokens are masked"
     counted = inputs.get("positions", "from 0")
     if counted.startswith("from ") and counted != "from 0":
-        return "batch.position_ids", f"positions of the row's own tokens count {counted}"
+        return "batch.positions", f"positions of the row's own tokens count {counted}"
     return None
 
 

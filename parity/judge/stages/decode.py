@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parity.goldens.verdict import Difference, brief
-from parity.judge.endings import begins
 from parity.judge.row import Row, decodes_of, unseen
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 
@@ -45,9 +44,13 @@ def text(row: Row, tools: Tools) -> Kept:
         if begins(recorded, wanted):
             continue
         is_flag = begins(recorded, tools.decode(row["output_ids"], not skip, clean))
-        name = "decode.skip_special" if is_flag else "decode.cleanup"
+        name = "decode.skip_special_tokens" if is_flag else "decode.clean_up"
         return name, f"decoded is {brief(wanted)}, recorded {brief(recorded)}"
     return KEPT
+
+
+def begins(text: str, whole: str) -> bool:
+    return whole.strip().startswith(text.strip())
 
 
 STAGE = Stage(

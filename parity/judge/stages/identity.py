@@ -62,7 +62,7 @@ def identity(row: Row, tools: Tools) -> Kept:
     if said is None:
         return None
     if said.get("answers") == "another":
-        return "batch.order", "the answer is another request's"
+        return "order", "the answer is another request's"
     return KEPT
 
 

@@ -34,7 +34,6 @@ from parity.judge.stages.stage import (
     Kept,
     Stage,
     Tools,
-    cause_of_table,
 )
 from parity.record.rows import (
     CHOSEN_BY_ITSELF,
@@ -229,24 +228,6 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     return bool(mine & theirs)
 
 
-def is_neutral(row: Row, name: str) -> bool:
-    return bool(entry(row, "sampling", name) == NEUTRAL.get(name))
-
-
-def leaks(name: str, old: Row, new: Row) -> bool:
-    """Whether a setting comes from the checkpoint on one side and is not set on the other."""
-    for here, there in ((old, new), (new, old)):
-        if is_neutral(here, name) or not is_neutral(there, name):
-            continue
-        source = here["sampling"][name]["from"]
-        if source == "below the engine":
-            # What was set there and is not here came in as this: another word for it, and no leak.
-            names = {*old["sampling"], *new["sampling"]} - {"seed"}
-            return not any(is_neutral(here, n) and not is_neutral(there, n) for n in names)
-        return bool(source == "checkpoint")
-    return False
-
-
 def structure(row: Row, tools: Tools) -> Kept:
     """Where the request says its form: a regular expression, one of some strings, or JSON (which is
     only parsed)."""
@@ -266,7 +247,7 @@ def structure(row: Row, tools: Tools) -> Kept:
     if has_form is None:
         return None
     broken = f"{brief(said)} has not the form that was asked for, {form}"
-    return KEPT if has_form else ("sampling.processors", broken)
+    return KEPT if has_form else ("sampling.structured", broken)
 
 
 def is_form_lost(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
@@ -339,13 +320,12 @@ def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def weigh_samples(difference: Difference, comparison: Compared) -> Difference | None:
-    """n samples of one request are n requests: where the rows are as many, nothing differs."""
-    if difference.field != "n":
+    """n samples of one request are n requests: where a prompt has as many rows, nothing differs."""
+    if difference.field != "n" or difference.row is None:
         return difference
-    if comparison.has_as_many_rows:
-        return None
-    most = max(Counter(map(prompt_of, comparison.old.rows)).values())  # rows of one prompt
-    return None if most == max(difference.old, difference.new) else difference
+    prompt = prompt_of(comparison.pairs[difference.row][0])
+    counts = [Counter(map(prompt_of, case.rows)) for case in (comparison.old, comparison.new)]
+    return None if counts[0][prompt] == counts[1][prompt] else difference
 
 
 def seeds_across(comparison: Compared) -> Iterator[Broken]:
@@ -353,14 +333,7 @@ def seeds_across(comparison: Compared) -> Iterator[Broken]:
         said = (
             f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
         )
-        yield Broken("draws", "rng", said, broken[1], "output_ids")
-
-
-def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
-    is_setting = difference.field not in ("mode", "processors", "seed")
-    if is_setting and leaks(difference.field, old, new):
-        return "sampling.leak"
-    return cause_of_table(difference, old, new, tools)
+        yield Broken("draws", "sampling.seed", said, broken[1], "output_ids")
 
 
 STAGE = Stage(
@@ -370,6 +343,5 @@ STAGE = Stage(
     weigh=weigh_samples,
     invariants=(Invariant("structure", "output_ids", structure, is_form_lost),),
     across=seeds_across,
-    cause=cause_of_sampling,
     restore={"sampling": old_sampling, "seed": old_seed},
 )

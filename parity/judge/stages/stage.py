@@ -5,7 +5,6 @@ compare_all  what differs over all pairs of a case, such as seeds or the order o
 weigh        a difference in the light of the whole case: with other `counts`, or None for none
 invariants   what the output must be, by plain libraries
 across       invariants that one row alone does not show
-cause        the name of the cause that a difference of this stage stands for
 restore      name -> what a counterfactual run puts back among the options of a call
 """
 
@@ -15,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from parity.goldens.causes import cause_of_field
 from parity.goldens.store import Case
 from parity.goldens.verdict import Difference
-from parity.judge.endings import Decoder
 from parity.judge.row import Row
+
+Decoder = Callable[[Sequence[int], bool, bool], str]  # ids, skip_special_tokens, clean_up -> text
 
 # (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was
 # not recorded: what was not seen is not kept.
@@ -54,7 +53,7 @@ class Compared(Protocol):
     @property
     def pairs(self) -> Sequence[tuple[Row, Row]]: ...
     @property
-    def followers(self) -> Mapping[int, Any]: ...
+    def behind(self) -> frozenset[int]: ...
     @property
     def read_for_asked(self) -> frozenset[int]: ...
     @property
@@ -65,7 +64,8 @@ class Compared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An invariant that the new side alone breaks.   place: its name in verdict.STAGES."""
+    """An invariant that the new side alone breaks.   cause: its name.   place: of the stage in
+    verdict.STAGES."""
 
     law: str
     cause: str
@@ -101,10 +101,6 @@ def as_it_is(difference: Difference, comparison: Compared) -> Difference | None:
     return difference
 
 
-def cause_of_table(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
-    return cause_of_field(difference.stage, difference.field) or "post.other"
-
-
 @dataclass(frozen=True)
 class Stage:
     """One stage.   fields: the names of verdict.STAGES that are its own."""
@@ -115,5 +111,4 @@ class Stage:
     weigh: Callable[[Difference, Compared], Difference | None] = as_it_is
     invariants: tuple[Invariant, ...] = ()
     across: Callable[[Compared], Iterator[Broken]] = nothing
-    cause: Callable[[Difference, Row, Row, Tools], str] = cause_of_table
     restore: Mapping[str, Restore] = field(default_factory=dict)

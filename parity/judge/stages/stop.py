@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import Difference, brief
-from parity.judge.endings import is_within_some, spans, texts_in
 from parity.judge.options import merged
 from parity.judge.row import (
     Row,
@@ -26,7 +25,8 @@ from parity.judge.row import (
     text_of,
 )
 from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
-from parity.record.rows import string_lists
+from parity.judge.values import texts_in
+from parity.record.rows import BUT_THE_LAST, string_lists
 
 
 def told_stops(case: Case) -> set[str]:
@@ -136,16 +136,15 @@ def ends_at_stop(row: Row, stopped: int) -> Kept:
     if stopped == count:
         return KEPT
     went_on = f"and the row went on to {count}"
-    return "stop.rule", f"a stop was complete after {stopped} tokens, {went_on}"
+    return "stop", f"a stop was complete after {stopped} tokens, {went_on}"
 
 
 def ends_by_itself(row: Row) -> Kept:
     """An end that is none of the stop strings."""
     if is_at_end(row) or may_end_by_criterion(row):
         return KEPT
-    name = "stop.rule" if stop_strings(row) else "stop.length"
     ended = f"ended after {len(row['output_ids'])} tokens without an end id or a stop"
-    return name, f"{ended}, where {max_tokens(row)} are allowed"
+    return "stop", f"{ended}, where {max_tokens(row)} are allowed"
 
 
 def ending_ids(row: Row) -> set[int]:
@@ -169,8 +168,7 @@ def ends_too_soon(row: Row) -> Kept:
     least = min_tokens(row)
     if count >= least or count == max_tokens(row):
         return None
-    name = "stop.length" if has_end_id(row) else "stop.rule"
-    return name, f"ended after {count} tokens, where {least} were asked for at least"
+    return "stop.min_new_tokens", f"ended after {count} tokens, {least} were asked for at least"
 
 
 def goes_on_behind_end(row: Row) -> Kept:
@@ -179,7 +177,7 @@ def goes_on_behind_end(row: Row) -> Kept:
     for position, i in enumerate(ids[:-1]):
         if i in ends:
             said = f"token {position} of {len(ids)} ends the text, and the row went on"
-            return "stop.eos_set", said
+            return "stop.end_ids", said
     return None
 
 
@@ -188,7 +186,7 @@ def exceeds_length(row: Row) -> Kept:
     most = max_tokens(row)
     if most is None or count <= most:
         return None
-    return "stop.length", f"{count} tokens, where {most} are allowed"
+    return "stop.max_new_tokens", f"{count} tokens, where {most} are allowed"
 
 
 def first_completed(row: Row, tools: Tools) -> int | None:
@@ -219,50 +217,82 @@ def completed(
     return next(filter(stops, counts), None)
 
 
-# == Of samples, whose ids are others ==
+# == Of samples, whose ids are others: would the new stops end an old answer elsewhere? ==
 
 BEHIND = 8  # characters that tell whether a text goes on
+LONG = 8  # tokens: that several shorter answers end at one length may be chance
+
+OtherEnd = tuple[str, str]  # a cause's name, and what it says here
 
 
-def ends_early(old: Row, new: Row, held: Sequence[str], tools: Tools) -> str:
-    """Whether a new stop would end an old answer, where texts of the old value hold what came
-    behind it: so nobody had cut there by hand."""
-    added = {*stop_strings(new)} - {*stop_strings(old)}
-    if not added or tools.decode is None or not (is_drawn(old) and is_drawn(new)):
-        return ""
+def other_end(old: Row, new: Row, held: Sequence[str], tools: Tools) -> OtherEnd | None:
+    """Of an old sample, by the new settings.   held: texts of the old value."""
+    if "stop" not in new or not (is_drawn(old) and is_drawn(new)):
+        return None
+    if old["output_ids"] == new["output_ids"]:
+        return None
+    found = ends_sooner(old, new, held, tools)
+    return found or ends_later(old, new, tools)
+
+
+def ends_sooner(old: Row, new: Row, held: Sequence[str], tools: Tools) -> OtherEnd | None:
+    """Where the value holds what came behind the new end: else the old code cut there by hand."""
     ids = old["output_ids"]
-    count = completed(ids, [*added], tools.decode, min_tokens(new))
+    most = max_tokens(new)
+    if most is not None and chosen(old) > most:
+        return "stop.max_new_tokens", f"the old answer has {chosen(old)} tokens, {most} are allowed"
+    if tools.decode is None:
+        return None
+    ends = {*end_ids(new)}
+    for position, i in enumerate(ids[:-1]):
+        if i in ends and position + 1 >= min_tokens(new):
+            is_seen = stands_in(tools.decode(ids[position + 1 :], True, False), held)
+            said = f"the old answer goes on behind id {i}, which ends an answer now"
+            return ("stop.end_ids", said) if is_seen else None
+    added = {*stop_strings(new)} - {*stop_strings(old)}
+    count = completed(ids, [*added], tools.decode, min_tokens(new)) if added else None
     if count is None:
-        return ""
+        return None
     before = tools.decode(ids[:count], True, False)
     whole = tools.decode(ids, True, False)[: len(before) + BEHIND].strip()
-    if whole == before.strip() or not is_within_some(whole, held):
-        return ""
+    if whole == before.strip() or not stands_in(whole, held):
+        return None
     went_on = f"after {count} of {len(ids)} tokens, and the old code let it go on"
-    return f"one of {sorted(added)} would end it {went_on}"
+    return "stop.strings", f"one of {sorted(added)} would end it {went_on}"
 
 
-def goes_on(old: Row, new: Row, tools: Tools) -> str:
-    """Whether the new stops would let an old answer go on that a stop had ended."""
+def ends_later(old: Row, new: Row, tools: Tools) -> OtherEnd | None:
+    """Where nothing of the new settings ends an answer that was seen to end before its length."""
     ids = old["output_ids"]
-    if tools.decode is None or criteria(new) or ids == new["output_ids"]:
-        return ""
-    if not (is_stopped_sample(old, new) and (may_end_by_criterion(old) or stop_strings(old))):
-        return ""
-    stops = stop_strings(new)
-    if completed(ids, stops, tools.decode) is not None:
-        return ""
+    if tools.decode is None or not ids or criteria(new) or not ends_by_stop(old, new):
+        return None
+    most = max_tokens(new)
+    is_long = most is not None and chosen(old) >= most
+    if is_long or completed(ids, stop_strings(new), tools.decode) is not None:
+        return None
     last = brief(tools.decode(ids, True, False)[-12:])
-    return f"a stop ended it at {last}, which is none of {list(stops)}"
+    said = f"an old answer ends at {last} after {chosen(old)} tokens, where nothing ends one now"
+    return "stop", said
 
 
-def is_stopped_sample(old: Row, new: Row) -> bool:
-    """Whether an old sample ended before its length, and with no id that ends a row."""
-    ids = old["output_ids"]
-    if "stop" not in old or "stop" not in new or not (is_drawn(old) and is_drawn(new)):
+def ends_by_stop(old: Row, new: Row) -> bool:
+    """Whether an old answer may have ended by a string, a criterion or a loop's own rule, and by
+    no id that ends one."""
+    if old["output_ids"][-1] in {*end_ids(old), *ending_ids(new)}:
         return False
-    ends = {*end_ids(old), *ending_ids(new)}
-    return bool(ids) and len(ids) < (max_tokens(old) or 0) and ids[-1] not in ends
+    if old.get("loop") == BUT_THE_LAST and end_ids(new) and chosen(old) < LONG:
+        return False  # its last id, which was not seen, may be such an end
+    return bool(old.get("loop") or may_end_by_criterion(old) or stop_strings(old))
+
+
+def chosen(row: Row) -> int:
+    """How many tokens were chosen: of some loops the last one was not seen."""
+    return len(row["output_ids"]) + int(row.get("loop") == BUT_THE_LAST)
+
+
+def stands_in(text: str, texts: Sequence[str]) -> bool:
+    bare = text.strip()
+    return bool(bare) and any(bare in one for one in texts)
 
 
 # == Put back ==
@@ -286,15 +316,20 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
-    """Stops that the old code tells its library for other rows it does not cut at by hand in this
-    one: they count. So do those that are told in place of what its call names."""
-    if difference.field != "strings":
+    """New stops may stand in place of a cut by hand, which names none to the library: only the
+    value can tell. But those that the old code tells its library for other rows it does not cut at
+    by hand; and where no answer reaches one that its call does not name, no value tells it."""
+    if difference.field != "strings" or difference.counts:
         return difference
     given = {*difference.new}
-    named = set(itertools.chain.from_iterable(string_lists(comparison.old.stated)))
-    if not difference.old and is_told_instead(given, named, comparison):
+    if given <= told_stops(comparison.old):
+        return replace(difference, counts=True)
+    named = {*itertools.chain.from_iterable(string_lists(comparison.old.stated))}
+    if is_told_instead(given, named, comparison):
         return replace(difference, old=sorted(named), counts=True)
-    return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
+    texts = [text_of(row) for row in comparison.old.rows]
+    unreached = [stop for stop in given - named if not any(stop in text for text in texts)]
+    return replace(difference, counts=bool(unreached) and comparison.has_same_value)
 
 
 def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> bool:
@@ -308,29 +343,20 @@ def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> b
         return False  # where they begin elsewhere, the new code cuts by hand, too
     whole = {text.strip() for text in texts}
     cut = {head.strip() for head in heads} - whole - {""}
-    of_value = {text.strip() for text in texts_in(comparison.old.value)}
-    return not cut.isdisjoint(of_value)
+    return not cut.isdisjoint(text.strip() for text in texts_in(comparison.old.value))
 
 
-def head_before(text: str, stops: Collection[str]) -> str:
+def head_before(text: str, stops: set[str]) -> str:
     """A text up to the first of some stops."""
-    return text[: min([span[0] for span in spans(text, [*stops])], default=None)]
+    return text[: min((text.find(stop) for stop in stops if stop in text), default=None)]
 
 
 def ends_across(comparison: Compared) -> Iterator[Broken]:
-    """Of samples: the first row that the new stops would have ended elsewhere."""
-    tools = comparison.tools
+    """The first sample that the new settings would have ended elsewhere."""
     held = texts_in(comparison.old.value)
     for number, (old, new) in enumerate(comparison.pairs):
-        if said := ends_early(old, new, held, tools):
-            yield Broken("end", "stop.strings", said, number, "output_ids")
-            return
-        if said := goes_on(old, new, tools):
-            stops = {*stop_strings(old)}
-            # Of the same stops, the one that ended it began in the prompt.
-            is_rule = stops and stops == {*stop_strings(new)}
-            name = "stop.rule" if is_rule else "stop.strings"
-            yield Broken("end", name, said, number, "output_ids")
+        if found := other_end(old, new, held, comparison.tools):
+            yield Broken("end", *found, number, "output_ids")
             return
 
 

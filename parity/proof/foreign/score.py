@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from parity.goldens.causes import stage_of
 from parity.proof.foreign.material import Mistake
 from parity.proof.foreign.run import FAITHFUL, Answer, Job
 
@@ -43,11 +44,11 @@ class Found:
     @property
     def is_named(self) -> bool:
         """Whether each alarm's first cause is a right one."""
-        return self.is_caught and all(each.cause in self.right_causes for each in self.alarms)
+        return self.is_caught and all(stage_of(one.cause) in self.right_causes for one in self.alarms)
 
     @property
     def is_wrong_and_confirmed(self) -> bool:
-        wrong = [each for each in self.alarms if each.cause not in self.right_causes]
+        wrong = [each for each in self.alarms if stage_of(each.cause) not in self.right_causes]
         return any(each.certainty == "confirmed" for each in wrong)
 
 
@@ -141,7 +142,7 @@ def fault_lines(place: str, found: Found) -> list[str]:
     if not found.is_caught:
         return [missed_line(place, found)]
     right = " or ".join(found.right_causes)
-    wrong = [each for each in found.alarms if each.cause not in found.right_causes]
+    wrong = [each for each in found.alarms if stage_of(each.cause) not in found.right_causes]
     return [
         f"WRONG NAME   {place}  {found.mistake}/{each.case}: right is {right}; {said(each)}"
         for each in wrong

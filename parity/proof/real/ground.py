@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import file_to_write
+from parity.goldens.causes import stage_of
 from parity.goldens.store import Store
 from parity.goldens.verdict import Check
 from parity.judge.check import check_sites
@@ -62,11 +63,11 @@ class Move:
 MOVES = (
     Move("faithful"),
     Move("faithful", SAMPLES),
-    Move("attention scale x 1.01", function="attention_scale", causes=("numeric.shift",)),
-    Move("int8 weights", function="int8_weights", causes=("model.weights", "model.quant", "numeric.shift")),
-    Move("float16 for bfloat16", function="float16", causes=("model.dtype",)),
-    Move("system message lost", function="lost_system_prompt", causes=("prompt.messages",)),
-    Move("half of the tokens", function="shorter", causes=("stop.length",)),
+    Move("attention scale x 1.01", function="attention_scale", causes=("numeric",)),
+    Move("int8 weights", function="int8_weights", causes=("model", "numeric")),
+    Move("float16 for bfloat16", function="float16", causes=("model",)),
+    Move("system message lost", function="lost_system_prompt", causes=("prompt",)),
+    Move("half of the tokens", function="shorter", causes=("stop",)),
     Move("seed lost", SAMPLES, "no_seed", ("rng",)),
     Move("temperature 1.2 for 0.8", SAMPLES, "hotter", ("sampling.leak", "sampling.processors")),
 )
@@ -89,12 +90,12 @@ class Row:
         """A faithful move passes; a mistake fails, and every failing case names a right cause."""
         if not self.move.causes:
             return not self.failing and self.check.exit_code == 0
-        return bool(self.failing) and all(o.cause and o.cause.name in self.move.causes for o in self.failing)
+        return bool(self.failing) and all(o.cause and stage_of(o.cause.name) in self.move.causes for o in self.failing)
 
     @property
     def is_wrong_and_confirmed(self) -> bool:
         causes = [o.cause for o in self.failing if o.cause is not None]
-        return any(c.certainty == "confirmed" and c.name not in self.move.causes for c in causes)
+        return any(c.certainty == "confirmed" and stage_of(c.name) not in self.move.causes for c in causes)
 
     def line(self) -> str:
         verdicts: dict[str, int] = {}

@@ -25,7 +25,7 @@ def shorter(most: int = 16, ids: tuple[int, ...] = (4, 5), value: Any = "de") ->
         Difference("value", "", "def", value),
     )
     new = {"rows": [{"output_ids": [*ids]}], "value": value}
-    cause = Cause("stop.length", "confirmed", "another number of tokens is allowed")
+    cause = Cause("stop.max_new_tokens", "confirmed", "another number of tokens is allowed")
     return Outcome("s", "c", "hf", "DRIFT", differences, cause, {}, new)
 
 
@@ -56,7 +56,7 @@ def test_what_a_release_does_not_show_of_it_takes_nothing_away() -> None:
         (shorter(2, (4,), "d"), "is for stop.max_new_tokens: 64 -> 16, and this is stop.max_new_tokens: 64 -> 2"),
         (shorter(ids=(4, 9), value="dx"), "gives another value"),
         (shorter(value="garbage"), "gives another value"),
-        (replace(shorter(), cause=Cause("stop.eos_set", "confirmed", "")), "is for stop.length, and this is stop.eos"),
+        (replace(shorter(), cause=Cause("stop.end_ids", "confirmed", "")), "is for stop.max_new_tokens, and this is stop.eos"),
         (replace(shorter(), differences=(*shorter().differences, Difference("decode", "x", 1, 2, 0))), ""),
         (replace(shorter(), differences=(*shorter().differences, Difference("model", "dtype", "a", "b", 0))), "model"),
     ],

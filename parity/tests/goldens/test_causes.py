@@ -1,20 +1,18 @@
-"""The table of causes: each field stands for one cause, and what is put back can be put back."""
+"""The table of causes: names of stages and fields, and what is put back can be put back."""
 
 from __future__ import annotations
 
-from parity.goldens.causes import TABLE, cause_of_field, named
+import pytest
+
+from parity.goldens.causes import TABLE, cause_of_field, meaning, named, stage_of
 from parity.goldens.store import Case
-from parity.goldens.verdict import CAUSES
-from parity.judge.comparison import AFTER_THE_MODEL
-from parity.judge.counterfactual import old_load
+from parity.goldens.verdict import STAGES
+from parity.judge.inquiry import old_load
 from parity.judge.replay import PARTS
-from parity.judge.stages.prompt import PROMPT_STAGES
 
 
-def test_each_cause_and_each_field_stands_once() -> None:
-    fields = [own for entry in TABLE for own in entry.fields]
-    assert len({entry.name for entry in TABLE}) == len(TABLE) == len(CAUSES)
-    assert len(set(fields)) == len(fields)
+def test_each_cause_stands_once() -> None:
+    assert len({entry.name for entry in TABLE}) == len(TABLE)
 
 
 def test_what_is_put_back_is_known() -> None:
@@ -24,13 +22,27 @@ def test_what_is_put_back_is_known() -> None:
     assert parts - settings <= PARTS and named("model.dtype").put_back == ("load.dtype",)
 
 
-def test_fields_of_prompts_and_behind_the_model_name_nothing() -> None:
-    """Rules name those (PROMPT_RULES, VALUE_RULES); a field in the table would never be asked for."""
-    by_rules = {*PROMPT_STAGES, *AFTER_THE_MODEL}
-    assert not [own for entry in TABLE for own in entry.fields if own.partition(".")[0] in by_rules]
+@pytest.mark.parametrize(
+    ("stage", "field", "name", "put_back"),
+    [
+        ("sampling", "seed", "sampling.seed", ("seed",)),
+        ("sampling", "top_p", "sampling.top_p", ("sampling",)),
+        ("prompt_text", "", "prompt.text", ("prompts",)),
+        ("images", "sha256", "image.pixels", ("pictures",)),
+        ("images", "budget", "image.budget", ("pictures",)),
+        ("batch", "masked", "batch.mask", ("load.max_batch_size",)),
+        ("batch", "order", "order", ("load.max_batch_size",)),
+        ("decode", "clean_up", "decode.clean_up", ()),
+        ("value", "", "value", ()),
+    ],
+)
+def test_a_difference_is_named_by_its_stage_and_field(
+    stage: str, field: str, name: str, put_back: tuple[str, ...]
+) -> None:
+    assert cause_of_field(stage, field) == name
+    assert named(name).put_back == put_back and meaning(name)
 
 
-def test_a_field_comes_before_its_stage() -> None:
-    assert cause_of_field("sampling", "seed") == "rng"
-    assert cause_of_field("sampling", "top_p") == "sampling.processors"
-    assert cause_of_field("text", "") is None
+def test_each_stage_has_a_meaning_in_words() -> None:
+    assert all(meaning(stage_of(cause_of_field(stage, ""))) for stage in STAGES)
+    assert meaning("post.trim") == "", "of an older release"

@@ -161,7 +161,7 @@ def test_explaining_tells_the_chain_and_accepting_ends_it(store: Store, capsys: 
     case = "rollout/turn-end-forgotten"
     assert main([*flags, "explain", case, "--backend", "hf"]) == 1
     said = capsys.readouterr().out
-    assert "stop.eos_set; confirmed" in said
+    assert "stop.end_ids; confirmed" in said
     assert "the same on both sides: messages, template, prompt_text, prompt_ids" in said
     assert "reproduce:" in said
     assert main([*flags, "accept", case, "--backend", "hf", "--reason", "wanted", "--until", "2999-01-01"]) == 0

@@ -176,7 +176,7 @@ def test_samples_judge_copies_of_one_draw(
     monkeypatch.setattr(samples, "judge_following", lambda *_: ("SAME-SETTINGS", None, ()))
     verdict, cause, _ = samples.judge(old, new, count_copies=count_copies)
     assert (verdict == "DRIFT") is is_fault
-    assert cause is None or (cause.name == "rng" and "copies" in cause.sentence)
+    assert cause is None or (cause.name == "sampling.seed" and "copies" in cause.sentence)
 
 
 def test_a_level_is_kept_over_many_clean_runs() -> None:
@@ -300,14 +300,14 @@ def test_wrong_draws_of_both_backends_are_drift(fault: str, goldens: Store, back
     with scores_changed(FAULTS[fault]):
         outcome = judged(goldens, backend, "at-0.7")
     assert outcome.verdict == "DRIFT" and outcome.cause is not None
-    assert str(outcome.cause) == "sampling.draw; confirmed", outcome.cause
+    assert str(outcome.cause) == "sampling.draws; confirmed", outcome.cause
 
 
 def test_one_sample_given_n_times_is_named(goldens: Store, backend: str) -> None:
     original = gen_engine.samples_of
     with replaced(gen_engine, "samples_of", lambda prompt, plan: original(prompt, plan)[:1] * plan.options.n):
         outcome = judged(goldens, backend, "at-1.0")
-    assert outcome.verdict == "DRIFT" and outcome.cause is not None and outcome.cause.name == "rng", outcome
+    assert outcome.verdict == "DRIFT" and outcome.cause is not None and outcome.cause.name == "sampling.seed", outcome
 
 
 CUTTING = """
@@ -346,7 +346,7 @@ def test_what_becomes_of_other_draws_is_seen_on_the_goldens_own_ids(
     (tmp_path / "cutting.py").write_text(CUTTING)
     monkeypatch.syspath_prepend(tmp_path)
     outcome = judged(goldens, backend, "one-each", moved="cutting")
-    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "post.trim; confirmed", outcome
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "value; confirmed", outcome
     assert "the golden's ids were forced, to see what the new code makes of them" in outcome.steps
 
 

@@ -10,7 +10,6 @@ import pytest
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause
 from parity.judge import case as check
-from parity.judge.explain import cause_of
 from parity.judge.stages import order
 from parity.judge.stages.stage import KEPT, Tools
 from parity.record import rows
@@ -20,7 +19,7 @@ from parity.record.rows import Placeholders
 from parity.record.taps.models import model_stage
 
 from ..conftest import TEXT
-from .inquiries import broken_by_new, differences, inquiry_of, suspects
+from .inquiries import broken_by_new, cause_of, differences, inquiry_of, named
 
 INVARIANTS = {law.name: law.check for stage in order.ALL for law in stage.invariants}
 
@@ -62,33 +61,33 @@ def row(**changes: Any) -> dict[str, Any]:
         ("template", {"template": {"sha256": "other", "arguments": {}}}, None),
         ("tokenization", {}, ""),
         ("tokenization", {"prompt_ids": [1, 2, 3]}, ""),
-        ("tokenization", {"prompt_ids": [1, 1, 2, 3]}, "prompt.double_bos"),
-        ("tokenization", {"prompt_ids": [3]}, "prompt.truncation"),
-        ("tokenization", {"prompt_text": "bcde", "prompt_ids": [2, 5]}, "prompt.truncation"),  # the first and the last
-        ("tokenization", {"prompt_ids": [2]}, "prompt.truncation"),
-        ("tokenization", {"prompt_ids": [7, 7]}, "prompt.tokenization"),
+        ("tokenization", {"prompt_ids": [1, 1, 2, 3]}, "prompt.ids"),
+        ("tokenization", {"prompt_ids": [3]}, "prompt.ids"),
+        ("tokenization", {"prompt_text": "bcde", "prompt_ids": [2, 5]}, "prompt.ids"),  # the first and the last
+        ("tokenization", {"prompt_ids": [2]}, "prompt.ids"),
+        ("tokenization", {"prompt_ids": [7, 7]}, "prompt.ids"),
         ("batch", {}, ""),
-        ("batch", {"batch": {"side": "right", "pads": 2}}, "batch.padding_side"),
-        ("batch", {"batch": {"side": "left", "pads": 2, "masked": False}}, "batch.pad_unmasked"),
-        ("batch", {"inputs": {"keys": [], "positions": "from 3"}}, "batch.position_ids"),
+        ("batch", {"batch": {"side": "right", "pads": 2}}, "batch.side"),
+        ("batch", {"batch": {"side": "left", "pads": 2, "masked": False}}, "batch.mask"),
+        ("batch", {"inputs": {"keys": [], "positions": "from 3"}}, "batch.positions"),
         ("batch", {"batch": None}, None),
         ("end", {}, ""),
         ("end", {"output_ids": [4, 5, 4, 5, 4]}, ""),
-        ("end", {"output_ids": [4, 5, 4, 5]}, "stop.length"),
-        ("end", {"output_ids": [4, 5, 4, 5, 4, 5]}, "stop.length"),
-        ("end", {"output_ids": [4, 9, 5]}, "stop.eos_set"),
+        ("end", {"output_ids": [4, 5, 4, 5]}, "stop"),
+        ("end", {"output_ids": [4, 5, 4, 5, 4, 5]}, "stop.max_new_tokens"),
+        ("end", {"output_ids": [4, 9, 5]}, "stop.end_ids"),
         ("end", {"output_ids": [4, 5], "stop": {"strings": ["e"]}}, ""),
-        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"]}}, "stop.rule"),
-        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"], "min_new_tokens": 2}}, "stop.rule"),
+        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"]}}, "stop"),
+        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"], "min_new_tokens": 2}}, "stop"),
         ("end", {"output_ids": [4, 5, 4, 5], "stop": {"strings": ["e"], "min_new_tokens": 2}}, ""),
         ("end", {"output_ids": [4, 5, 6], "stop": {"strings": ["ef"], "min_new_tokens": 2}}, ""),  # across it
         ("end", {"output_ids": [4, 5], "stop": {"criteria": ["Mine"]}}, ""),
         ("text", {}, ""),
-        ("text", {"text": "de#"}, "decode.skip_special"),
+        ("text", {"text": "de#"}, "decode.skip_special_tokens"),
         ("text", {"text": None}, None),
         ("identity", {}, None),
         ("identity", {"request": {"number": 0}}, ""),
-        ("identity", {"request": {"number": 0, "answers": "another"}}, "batch.order"),
+        ("identity", {"request": {"number": 0, "answers": "another"}}, "order"),
     ],
 )  # fmt: skip
 def test_each_law_on_one_row(law: str, changes: dict[str, Any], cause: str | None) -> None:
@@ -104,7 +103,7 @@ def test_what_was_not_recorded_is_not_seen() -> None:
 def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
     short = row(output_ids=[4, 5, 4, 5], text="dede")
     sides = [Case("s", "c", rows=(each,)) for each in (row(), short)]
-    assert [b.cause for b in broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
+    assert [b.cause for b in broken_by_new(sides[0], sides[1], TOOLS)] == ["stop"]
     assert list(broken_by_new(sides[1], sides[1], TOOLS)) == []
 
 
@@ -117,7 +116,7 @@ def test_a_law_that_the_new_side_alone_breaks_is_told_where_no_value_shows_it(
         for ids in ([4, 5, 4, 5, 4], [4, 5, 4, 5])
     )
     outcome = check.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, new)
-    assert (outcome.verdict, str(outcome.cause)) == ("LATENT", "stop.length; likely")
+    assert (outcome.verdict, str(outcome.cause)) == ("LATENT", "stop; likely")
     assert check.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, old).verdict == "IDENTICAL"
 
 
@@ -131,13 +130,13 @@ def cause(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Cause | None:
 
 def test_one_token_too_few_is_a_length_and_no_stop() -> None:
     found = cause(row(output_ids=[4, 5, 4, 5, 4], text="deded"), row(output_ids=[4, 5, 4, 5], text="dede"))
-    assert found is not None and found.name == "stop.length"
+    assert found is not None and found.name == "stop"
 
 
 def test_another_word_is_not_laid_on_the_ends() -> None:
     new = row(output_ids=[6, 7, 9], text="fg", stop={"end_ids": [8, 9]})
     found = cause(row(), new)
-    assert found is None or found.name != "stop.eos_set"
+    assert found is None or found.name != "stop.end_ids"
 
 
 def test_answers_in_another_order_are_named() -> None:
@@ -145,14 +144,14 @@ def test_answers_in_another_order_are_named() -> None:
     swapped = ({**one, "output_ids": [6, 9], "text": "f"}, {**two, "output_ids": [4, 5, 9], "text": "de"})
     sides = [Case("s", "c", rows=rs, value=[r["text"] for r in rs]) for rs in ((one, two), swapped)]
     found = cause_of(inquiry_of(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
-    assert str(found) == "batch.order; confirmed"
+    assert str(found) == "order; confirmed"
 
 
 def test_dropped_inputs_and_positions_are_named() -> None:
     old = row(inputs={"keys": ["mm_token_type_ids", "pixel_values"], "positions": "from 0"})
     for inputs, name in (
-        ({"keys": ["pixel_values"], "positions": "abc"}, "batch.inputs"),
-        ({**old["inputs"], "positions": "from 3"}, "batch.position_ids"),
+        ({"keys": ["pixel_values"], "positions": "abc"}, "batch.keys"),
+        ({**old["inputs"], "positions": "from 3"}, "batch.positions"),
     ):
         found = cause(old, row(inputs=inputs, output_ids=[6, 9], text="f"))
         assert found is not None and found.name == name
@@ -190,7 +189,7 @@ def test_a_token_of_the_row_that_is_masked_as_if_it_were_padding_is_told() -> No
     seen, other, own = (before.inputs(ids) for ids in ([0, 5, 6], [1, 5, 6], [5, 6]))
     assert seen == {"keys": [], "positions": "from 0", "hidden": 1} and other is None
     assert own == {"keys": [], "positions": "from 0"}
-    assert INVARIANTS["batch"]({"inputs": seen}, Tools()) == ("batch.inputs", "1 of the row's own tokens are masked")
+    assert INVARIANTS["batch"]({"inputs": seen}, Tools()) == ("batch.marks", "1 of the row's own tokens are masked")
     assert INVARIANTS["batch"]({"inputs": own}, Tools()) == KEPT
 
 
@@ -232,7 +231,7 @@ def test_half_of_everything_is_not_half_of_the_weights() -> None:
     old, new = (Case("s", "c", rows=({**row(), "model": model_stage(model)},)) for model in (halved, loaded))
     [found] = differences(old, new)
     assert (found.stage, found.field, found.old, found.new) == ("model", "buffers", "float16", "float32")
-    assert [name for name, _ in suspects(old, new, (found,))] == ["model.dtype"]
+    assert [name for name, _ in named(old, new, (found,))] == ["model.buffers"]
 
 
 def test_whose_seed_it_is_is_known() -> None:

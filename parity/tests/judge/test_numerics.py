@@ -210,4 +210,4 @@ def test_moved_code_without_gen_engine_is_read_by_plain_transformers(checked: Ch
     code, said, told = checked("--backend", "hf", "--moved", "flat_old=flat_plain", "--lenient")
     [site] = said["numerics"]
     assert site["outcome"] == "holds", told
-    assert code == 1 and {name for _, name, _ in causes(said)} == {"model.attn"}, "declared, so it is named"
+    assert code == 1 and {name for _, name, _ in causes(said)} == {"model.attention"}, "declared, so it is named"

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from parity.goldens.store import Case, GoldenError
-from parity.goldens.verdict import CAUSES, Difference
-from parity.judge.counterfactual import PutBack, together
-from parity.judge.explain import cause_of
+from parity.goldens.causes import TABLE
+from parity.goldens.verdict import Difference
+from parity.judge.inquiry import PutBack
 from parity.judge.replay import Engines, Replay
 from parity.judge.stages.sampling import old_sampling
 from parity.tests.conftest import ROOT, Load
 
-from .inquiries import differences, inquiry_of
+from .inquiries import cause_of, differences, inquiry_of
 from .test_company import case
 from .test_laws import TOOLS, row
 
@@ -56,9 +56,9 @@ RAISED = "OptionError: no such field 'num_beams'"
 @pytest.mark.parametrize(
     ("again", "said"),
     [
-        (NEW, "not sampling.processors alone: putting it back does not bring the old answer back"),
-        (replace(NEW, raised=RAISED), "putting sampling.processors back was not tried, because the run with it ended"),
-        (None, "putting sampling.processors back was not tried, because the case cannot be run again"),
+        (NEW, "not sampling.repetition_penalty alone: putting it back does not bring the old answer back"),
+        (replace(NEW, raised=RAISED), "putting sampling.repetition_penalty back was not tried, because the run with it ended"),
+        (None, "putting sampling.repetition_penalty back was not tried, because the case cannot be run again"),
     ],
 )
 def test_a_run_that_did_not_take_place_is_none(again: Case | None, said: str) -> None:
@@ -67,7 +67,7 @@ def test_a_run_that_did_not_take_place_is_none(again: Case | None, said: str) ->
 
     inquiry = inquiry_of(OLD, NEW, differences(OLD, NEW), TOOLS.decode, rerun, TOOLS)
     found = cause_of(inquiry)
-    assert found is not None and str(found) == "sampling.processors; likely"
+    assert found is not None and str(found) == "sampling.repetition_penalty; likely"
     assert any(step.startswith(said) for step in inquiry.steps), inquiry.steps
     assert ("was not tried, because" in found.proof) == (again is not NEW), found.proof
 
@@ -81,8 +81,8 @@ def test_what_cannot_be_run_again_was_not_tried() -> None:
 def test_numbers_that_differ_are_no_text_after_decoding(new: Any) -> None:
     old, moved = (replace(OLD, value={"text": "de", "scores": scores}) for scores in ([-1.0, -0.5], new))
     found = cause_of(inquiry_of(old, moved, differences(old, moved), TOOLS.decode, None, TOOLS))
-    assert found is not None and found.name == "post.other"
-    assert found.sentence.startswith("what is made of the model's numbers differs")
+    assert found is not None and found.name == "value"
+    assert "value.scores" in found.sentence
 
 
 def test_a_stop_that_passes_elsewhere_and_brings_nothing_back_is_no_cause() -> None:
@@ -98,51 +98,35 @@ def test_a_stop_that_passes_elsewhere_and_brings_nothing_back_is_no_cause() -> N
         inquiry = inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: new, TOOLS)
         return str(cause_of(inquiry))
 
-    assert found(counts=False) == "post.other; likely"
+    assert found(counts=False) == "value; likely"
     assert found(counts=True) == "stop.strings; likely"
 
 
-@pytest.mark.parametrize(("told", "name"), [(["f"], "stop.rule"), (["g"], "stop.strings")])
-def test_a_stop_that_is_told_as_the_old_code_cuts_by_hand_and_cuts_elsewhere_is_a_rule(
-    told: list[str], name: str
-) -> None:
-    """The old code found none of its stops in this answer; the new code cuts it."""
-    stop = {"strings": told}
-    plain = row(output_ids=[4, 5, 9], text="de", stop={})
-    arguments = {"stops": ["f"]}
-    old = replace(case(plain, value="de"), arguments=arguments)
-    new = replace(case(row(output_ids=[4], text="d", stop=stop), value="d"), arguments=arguments)
-    again = replace(old, value="de")
-    found = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda load, parts: again, TOOLS))
-    assert found is not None and found.name == name, found
-
-
-@pytest.mark.parametrize(("kept", "name"), [("d", "stop.rule"), ("de", "post.other")])
-def test_a_stop_of_both_sides_that_cuts_a_text_earlier_is_a_rule(kept: str, name: str) -> None:
-    """The old code cuts at the third "e", by hand; the new code cuts at the first, or in the middle of nowhere."""
+def test_a_stop_of_both_sides_that_cuts_a_text_earlier_is_a_stop() -> None:
+    """The old code cuts at the third "e", by hand; the new code cuts at the first."""
     arguments = {"stops": ["e"]}
     old = replace(
         case(row(output_ids=[4, 5, 6, 5, 7, 5, 8, 5, 4], text="defegehed", stop={}), value="defeg"), arguments=arguments
     )
     stop = {"strings": ["e"]}
-    new = replace(case(row(output_ids=[4, 5, 6, 5], text="defe", stop=stop), value=kept), arguments=arguments)
-    seen = [Difference("stop", "strings", [], ["e"], row=0, counts=False), Difference("value", "", "defeg", kept)]
+    new = replace(case(row(output_ids=[4, 5, 6, 5], text="defe", stop=stop), value="d"), arguments=arguments)
+    seen = [Difference("stop", "strings", [], ["e"], row=0, counts=False), Difference("value", "", "defeg", "d")]
     again = replace(new, value="defegehed")
     found = cause_of(inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: again, TOOLS))
-    assert str(found) == f"{name}; likely", found
+    assert str(found) == "stop.strings; likely", found
 
 
 def test_together_names_the_fewest_first_suspects_in_few_runs() -> None:
     old, new = case(row()), case(row(output_ids=[6, 9], text="f"))
-    names = list(CAUSES)[:8]
-    known = [PutBack(name, Difference("stop", name, 1, 2), {}, frozenset({name})) for name in names]
+    names = [known.name for known in TABLE][:8]
+    known = [PutBack(name, Difference("sampling", name, 1, 2), {}, frozenset({name})) for name in names]
     runs = list[frozenset[str]]()
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         runs.append(parts)
         return old if {*names[:6]} <= parts else new
 
-    found = together(inquiry_of(old, new, rerun=rerun), known)
-    assert found is not None and found.name == names[0]
+    found = inquiry_of(old, new, rerun=rerun).together(known)
+    assert found is not None and found.name == f"sampling.{names[0]}"
     assert found.proof.startswith(f"only {', '.join(names[:6])} together")
     assert len(runs) <= 4, "all of them, and a bisection of the other seven counts"

@@ -13,7 +13,7 @@ import pytest
 
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause, Check, Outcome, equal
-from parity.judge.latent import asked_otherwise
+from parity.judge.judge import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading
@@ -186,7 +186,7 @@ def test_where_numerics_hold_a_close_step_is_a_near_tie() -> None:
     [
         ({"gap": 5.0, "new": (-6.0, -1.0)}, "numeric.shift"),
         ({"gap": 5.0, "new": (-1.0, -6.0)}, "sampling.processors"),
-        ({"gap": -5.0, "old": (-6.0, -1.0)}, "env.version"),
+        ({"gap": -5.0, "old": (-6.0, -1.0)}, "model.version"),
     ],
 )
 def test_a_step_beyond_the_noise_names_the_path_that_does_not_choose_what_it_chose(sides: Any, cause: str) -> None:
@@ -208,7 +208,7 @@ def test_of_a_few_tokens_a_choice_that_is_surely_not_the_models_is_drift(
     assert verdict_of(group(rows=rows, **sides), ask())[:2] == verdict
 
 
-@pytest.mark.parametrize(("is_elsewhere", "cause"), [(False, "sampling.processors"), (True, "env.version")])
+@pytest.mark.parametrize(("is_elsewhere", "cause"), [(False, "sampling.processors"), (True, "model.version")])
 def test_another_version_is_blamed_only_where_there_is_another_one(is_elsewhere: bool, cause: str) -> None:
     """The environment that recorded is not one that can differ from itself."""
     made = group(gap=-5.0, old=(-6.0, -1.0))
@@ -260,7 +260,7 @@ def test_a_step_that_a_structure_chose_says_nothing_of_the_environment() -> None
 
 
 def test_what_differs_beside_a_near_tie_is_drift() -> None:
-    stop = Cause("stop.length", "likely", "other")
+    stop = Cause("stop.max_new_tokens", "likely", "other")
     question = dataclasses.replace(ask(), beside=Beside(stop))
     verdict, cause, notes = answer_of(group(), question)
     assert (verdict, cause) == ("DRIFT", stop) and "rounding explains where the ids part" in notes[0]
@@ -269,7 +269,7 @@ def test_what_differs_beside_a_near_tie_is_drift() -> None:
     verdict, _, notes = answer_of(group(), dataclasses.replace(question, beside=Beside(stop, 2.0)))
     assert verdict == "DRIFT" and "at the golden's own ids numbers are 2.0e+00 apart" in notes[1]
     few = group(rows=2)  # which cannot tell: it differs whatever moved the ids
-    assert verdict_of(few, question)[:2] == ("DRIFT", "stop.length")
+    assert verdict_of(few, question)[:2] == ("DRIFT", "stop.max_new_tokens")
     assert verdict_of(few, dataclasses.replace(question, beside=Beside(stop, 2.0)))[0] == "ERROR"
     shifted = group(gap=5.0, new=(-6.0, -1.0))
     assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
@@ -294,7 +294,7 @@ def test_too_few_tokens_are_no_verdict_and_say_how_many_are_lacking() -> None:
 
 
 def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> None:
-    otherwise = ("DRIFT", Cause("post.other", "likely", "value"), ())
+    otherwise = ("DRIFT", Cause("value", "likely", "value"), ())
     for far, verdict in ((0.05, "NEAR-TIE"), (2.0, "DRIFT")):
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(), question)[0] == verdict
@@ -312,16 +312,16 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
         assert verdict_of(group(rows=2), question)[0] == verdict
     for numbers in ([-1.012, -2.012], [-1.0078125, -2.015625]):  # as bfloat16 holds them
         rounded = case([1], value=[-1.0123456, -2.0123456, 1.0]), case([1], value=[*numbers, 1.0])
-        cause = "post.other" if numbers[0] == -1.012 else "numeric.shift"
+        cause = "value" if numbers[0] == -1.012 else "numeric.shift"
         assert verdict_of(group(), ask("floats", otherwise, *rounded))[:2] == ("DRIFT", cause), "by the code"
         rounded = rounded[::-1]
         assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "NEAR-TIE", "more digits were lost by none"
 
 
-@pytest.mark.parametrize(("far", "name"), [(0.05, "numeric.shift"), (1.0, "post.other")])
+@pytest.mark.parametrize(("far", "name"), [(0.05, "numeric.shift"), (1.0, "value")])
 def test_float32_numbers_that_part_as_far_as_the_paths_do_are_the_models(far: float, name: str) -> None:
     """Of so few tokens the site cannot tell."""
-    otherwise = ("DRIFT", Cause("post.other", "likely", "value"), ())
+    otherwise = ("DRIFT", Cause("value", "likely", "value"), ())
     row = {**OLD.rows[0], "model": {"path": "m", "dtype": "float32"}}
     sides = [Case("s", "c", rows=(row,), value=[value]) for value in (-1.0, -1.0 - far)]
     assert verdict_of(group(rows=2), ask("floats", otherwise, *sides))[:2] == ("DRIFT", name)

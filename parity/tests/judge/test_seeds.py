@@ -124,14 +124,14 @@ def test_an_equal_seed_gives_equal_ids_on_one_backend(module: str, on: str, code
     assert judged(store, on).verdict == "IDENTICAL"
     with every_seed_moved():
         outcome = judged(store, on)
-    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "sampling.seed"), outcome
 
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_seed_that_is_lost_is_named(seed: int, codes: Path) -> None:
     """0 is a seed like others, and the one that most code takes."""
     outcome = judged(recorded("seeds_hf", "hf", codes, seed), "hf", "seeds_lost")
-    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "sampling.seed"), outcome
 
 
 def test_the_seed_that_reaches_vllm_is_compared_with_the_goldens(codes: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_seed_that_reaches_vllm_is_compared_with_the_goldens(codes: Path) ->
     assert clean.verdict in ("SAME-DISTRIBUTION", "SAME-SETTINGS"), clean
     with every_seed_moved():
         outcome = judged(store, "vllm")
-    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "sampling.seed"), outcome
     assert "is 1007" in str(outcome.cause and outcome.cause.sentence)
 
 

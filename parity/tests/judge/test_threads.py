@@ -143,8 +143,8 @@ def test_what_threads_ask_stands_with_their_call(folder: Path) -> None:
         ("pooled", "pooled-001", None, None),
         ("streamed", "streamed-001", ('"content": question', '"content": question + " "'), "prompt.messages"),
         ("streamed", "streamed-001", ('= 1.05', '= 1.05; options["temperature"] = 0.4'), "sampling.mode"),
-        ("pooled", "pooled-001", ("max_new_tokens=16)", "max_new_tokens=16)[::-1]"), "batch.order"),
-        ("pooled", "pooled-002", ("max_new_tokens=16", "max_new_tokens=8"), "stop.length"),
+        ("pooled", "pooled-001", ("max_new_tokens=16)", "max_new_tokens=16)[::-1]"), "order"),
+        ("pooled", "pooled-002", ("max_new_tokens=16", "max_new_tokens=8"), "stop.max_new_tokens"),
     ],
 )  # fmt: skip
 def test_it_is_judged_as_what_one_thread_asks(

@@ -137,7 +137,7 @@ def test_a_mutation_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFix
 
 
 def test_a_mutation_whose_code_is_gone_is_refused() -> None:
-    how: Any = {"backends": ("hf",), "causes": ("stop.rule",)}
+    how: Any = {"backends": ("hf",), "causes": ("stop",)}
     gone = Mutation("gone", "Stops", "", "finish", "no_such_name()", "None", **how)
     with pytest.raises(ValueError, match="gone: the pattern matches 0 times in 'finish'"):
         gone.source("def finish():\n    return 1")
@@ -156,7 +156,7 @@ def test_a_mutated_engine_is_judged_in_a_fork(monkeypatch: pytest.MonkeyPatch) -
 def test_a_fork_that_dies_is_an_error_and_is_not_taken_for_caught() -> None:
     [(_, died, _)] = forked({0: lambda: os._exit(3)})
     assert died == Died(3)
-    score = Score("dies", ("rng",), outcomes_of(died), 0.0)
+    score = Score("dies", ("sampling.seed",), outcomes_of(died), 0.0)
     assert [o.verdict for o in score.outcomes] == ["ERROR"]
     assert not score.caught
     assert "NOT CAUGHT" in score.line()
@@ -180,9 +180,9 @@ def test_a_fork_sets_its_threads_where_vllm_has_taken_the_name_away(monkeypatch:
 def test_the_table_counts_by_section_and_shows_what_was_surely_wrong() -> None:
     def score(name: str, cause: Cause | None, section: str) -> Score:
         verdict: Verdict = "DRIFT" if cause else "IDENTICAL"
-        return Score(name, ("rng",), (Outcome("s", "c", "hf", verdict, cause=cause),), 0.0, section)
+        return Score(name, ("sampling.seed",), (Outcome("s", "c", "hf", verdict, cause=cause),), 0.0, section)
 
-    right, wrong = Cause("rng", "likely", ""), Cause("post.trim", "confirmed", "")
+    right, wrong = Cause("sampling.seed", "likely", ""), Cause("value", "confirmed", "")
     lines = table([score("a", right, "Stops"), score("b", wrong, "Stops"), score("c", None, "Chat")])
     assert [line.split() for line in lines[1:]] == [
         ["Stops", "2", "100%", "50%", "1"],

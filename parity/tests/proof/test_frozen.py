@@ -13,15 +13,15 @@ from parity.proof.__main__ import main
 
 WAS = {
     "goldens/a/b/hf": "IDENTICAL",
-    "goldens/a/c/hf": "DRIFT stop.rule; confirmed",
+    "goldens/a/c/hf": "DRIFT stop; confirmed",
     "real/faithful/x/vllm": "NEAR-TIE",
 }
 
 
 def test_said_holds_verdict_cause_certainty_and_what_else_differs() -> None:
-    cause = Cause("stop.rule", "confirmed", "")
-    outcome = Outcome("a", "b", "hf", "DRIFT", cause=cause, also=("stop.length", "post.trim"))
-    assert frozen.said(outcome) == "DRIFT stop.rule; confirmed | also post.trim, stop.length"
+    cause = Cause("stop", "confirmed", "")
+    outcome = Outcome("a", "b", "hf", "DRIFT", cause=cause, also=("stop.max_new_tokens", "value"))
+    assert frozen.said(outcome) == "DRIFT stop; confirmed | also value, stop.max_new_tokens"
     assert frozen.said(Outcome("a", "b", "hf", "IDENTICAL")) == "IDENTICAL"
 
 
@@ -30,14 +30,14 @@ def test_compare_equal_run_holds() -> None:
     assert found.holds and found.same == 3
 
 
-@pytest.mark.parametrize("right", [None, ["LATENT post.trim", "LATENT stop.rule"]])
+@pytest.mark.parametrize("right", [None, ["LATENT value", "LATENT stop"]])
 def test_compare_other_answer_is_changed_unless_it_is_a_right_one(right: list[str] | None) -> None:
-    now = {**WAS, "goldens/a/c/hf": "LATENT stop.rule; confirmed"}
+    now = {**WAS, "goldens/a/c/hf": "LATENT stop; confirmed"}
     answers = {"goldens/a/c/hf": {"right": right, "why": "the value is equal"}} if right else {}
     found = frozen.compare(WAS, now, answers)
     assert found.holds == bool(right)
     assert found.mended == (("goldens/a/c/hf",) if right else ())
-    assert ("was DRIFT stop.rule; confirmed" in found.text()) == (not right)
+    assert ("was DRIFT stop; confirmed" in found.text()) == (not right)
 
 
 def test_compare_outcome_that_is_gone_fails_and_a_new_one_is_said() -> None:
@@ -73,7 +73,7 @@ def test_reasons_belong_to_frozen_outcomes() -> None:
 
 
 def test_frozen_reads_what_a_run_of_foreign_libraries_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {"site": "rushed", "case": "one", "verdict": "DRIFT", "cause": "rng", "certainty": "likely"}
+    said = {"site": "rushed", "case": "one", "verdict": "DRIFT", "cause": "sampling.seed", "certainty": "likely"}
     silent = {"site": "faithful", "case": "one", "verdict": "IDENTICAL", "cause": "", "certainty": ""}
     job = {"library": "trl", "dtype": "float32", "backend": "hf"}
     run = tmp_path / "run.json"
@@ -82,10 +82,10 @@ def test_frozen_reads_what_a_run_of_foreign_libraries_wrote(tmp_path: Path, caps
     written = ["frozen", "--parts", "foreign", "--foreign", str(run), "--file", str(held)]
     assert main([*written, "--write"]) == 0
     place = "foreign/trl/float32/hf"
-    assert frozen.read(held) == {f"{place}/faithful/one": "IDENTICAL", f"{place}/rushed/one": "DRIFT rng; likely"}
+    assert frozen.read(held) == {f"{place}/faithful/one": "IDENTICAL", f"{place}/rushed/one": "DRIFT sampling.seed; likely"}
     assert main(written) == 0
     assert "2 the same" in capsys.readouterr().out
-    kept = {"goldens/plain/hf/one": "IDENTICAL", "mutation/x/hf": "DRIFT rng; likely"}
+    kept = {"goldens/plain/hf/one": "IDENTICAL", "mutation/x/hf": "DRIFT sampling.seed; likely"}
     frozen.write(held, {**frozen.read(held), **kept, f"{place}/gone/one": "IDENTICAL"})
     assert main([*written, "--write"]) == 0
     after = frozen.read(held)

@@ -66,7 +66,7 @@ def test_seeing_a_forward_changes_nothing_and_leaves_nothing(plain: tuple[Any, A
 def test_dropped_inputs_of_plain_code_are_named(plain: tuple[Any, Any]) -> None:
     _, old = seen(lambda: asked(plain))
     _, new = seen(lambda: asked(plain, "mm_token_type_ids"))
-    assert suspects(old, new, differences(old, new))[0][0] == "batch.inputs"
+    assert suspects(old, new, differences(old, new))[0][0] == "batch.keys"
 
 
 def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> None:

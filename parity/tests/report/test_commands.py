@@ -35,7 +35,7 @@ def test_a_failing_check_repeats_moved_for_the_next_command(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outcome = Outcome("answers", "one", "hf", verdict, (), Cause("post.strip", "likely", "blanks"))  # type: ignore[arg-type]
+    outcome = Outcome("answers", "one", "hf", verdict, (), Cause("value", "likely", "blanks"))  # type: ignore[arg-type]
     reported(asked(moved=moved), Check((outcome,)), Store(tmp_path))
     said = capsys.readouterr().out
     assert (f"explain answers/one --backend hf --moved '{PLACE}'\n" in said) == note

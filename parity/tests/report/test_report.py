@@ -75,7 +75,7 @@ def babbler(name: str = "babbles", backend: str = "hf") -> Outcome:
             Difference("output_ids", "", list(range(10, 20)), [*range(10, 19), 77, 78], 0, counts=False),
             Difference("value", "", "one, two, three, four", long),
         ),
-        Cause("stop.eos_set", "confirmed", told, "with the old end ids the moved code gives the old ids"),
+        Cause("stop.end_ids", "confirmed", told, "with the old end ids the moved code gives the old ids"),
         case(name, "one, two, three, four"),
         case(name, long, stop=stop, output_ids=[*range(10, 19), 77, 78], text=long),
         seconds=0.4,
@@ -102,7 +102,7 @@ def picture_case(old_blob: str, new_blob: str) -> Outcome:
             Difference("images", "budget", [3136, 65536], [3136, 12845056], 0),
             Difference("images", "tokens", 64, 300, 0),
         ),
-        Cause("image.pixel_budget", "likely", "pictures had at most 65536 pixels, now at most 12845056"),
+        Cause("image.budget", "likely", "pictures had at most 65536 pixels, now at most 12845056"),
         case("large_photo", {"summary": "A red circle.", "n": 1}, images=old),
         case("large_photo", {"summary": "A red disc.", "n": 1}, images=new),
     )  # fmt: skip
@@ -114,13 +114,13 @@ def quiet(name: str, site: str = "summaries", backend: str = "hf", value: Any = 
 
 
 def evil_case() -> Outcome:
-    why = Cause("post.other", "unattributed", f"value was {EVIL!r}, and raw: {EVIL}", EVIL)
+    why = Cause("value", "unattributed", f"value was {EVIL!r}, and raw: {EVIL}", EVIL)
     differences = (Difference("value", "", EVIL, EVIL + "!"),)
     sides = case("evil", EVIL), case("evil", EVIL + "!", text=EVIL, prompt_text=EVIL)
     return Outcome("summaries", "evil", "hf", "DRIFT", differences, why, *sides, notes=(EVIL,))
 
 
-ALSO = ("prompt.template", "decode.skip_special")
+ALSO = ("prompt.template", "decode.skip_special_tokens")
 
 
 def mixed(blobs: tuple[str, str] = ("0" * 64 + ".png", "1" * 64 + ".png")) -> Check:
@@ -148,7 +148,7 @@ def test_the_console_tells_a_failing_case_in_full() -> None:
     assert (
         said == "summaries  hf        0.5 s  1 IDENTICAL  1 DRIFT\n"
         "\n"
-        "DRIFT  summaries/babbles on hf  stop.eos_set; confirmed\n"
+        "DRIFT  summaries/babbles on hf  stop.end_ids; confirmed\n"
         "  the old code ended at [151643, 151645], the moved code ends at [151643]\n"
         "  output ids of row 0, from 9 on:\n"
         "    was  … 13 14 15 16 17 18 ▸19\n"
@@ -175,8 +175,8 @@ def test_of_an_answer_drawn_anew_the_console_shows_no_draw_where_the_cause_lies_
         case("hot", "one ", sampling=drawn),
         case("hot", "two", sampling=drawn, output_ids=[1, 2]),
     )
-    why = Cause("post.strip", "confirmed", "value was 'one ', is 'one'")
-    for cause, shown in ((why, False), (dataclasses.replace(why, name="stop.eos_set"), True)):
+    why = Cause("value", "confirmed", "value was 'one ', is 'one'")
+    for cause, shown in ((why, False), (dataclasses.replace(why, name="stop.end_ids"), True)):
         said = case_text(Outcome("summaries", "hot", "hf", "DRIFT", cause=cause, old=old, new=new))
         assert ("▸" in said) == shown, said
 
@@ -208,7 +208,7 @@ def test_colour_only_where_it_is_asked_for() -> None:
 def test_ids_are_no_evidence_of_what_was_done_behind_decoding() -> None:
     ended = babbler()
     assert "output ids of row 0" in console(Check((ended,)))
-    behind = dataclasses.replace(ended, cause=Cause("post.other", "likely", "it is cut", "the ids are the same"))
+    behind = dataclasses.replace(ended, cause=Cause("value", "likely", "it is cut", "the ids are the same"))
     said = console(Check((behind,)))
     assert "output ids" not in said and "value, from character 21 on" in said
 
@@ -217,7 +217,7 @@ def test_a_cause_is_one_block_with_its_sites_and_backends() -> None:
     hf = [babbler(f"case{k}") for k in range(40)]
     said = " ".join(console(Check((*hf, babbler("case0", "vllm")))).split())
     assert said.count("output ids of row 0") == 1
-    assert said.count("stop.eos_set") == 1
+    assert said.count("stop.end_ids") == 1
     assert "41 cases: summaries on hf 40, summaries on vllm 1" in said
     assert all(f"summaries/case{k} on hf" in said for k in range(40))
     assert "and 40 more: summaries/case1 on hf, summaries/case2 on hf" in said
@@ -229,7 +229,7 @@ def test_other_sentences_of_a_cause_are_listed() -> None:
     own = dataclasses.replace(other.cause, sentence="no end id is left", certainty="likely")
     said = console(Check((babbler(), dataclasses.replace(other, cause=own))))
     assert "  summaries/other on hf: no end id is left\n" in said
-    assert "stop.eos_set; 1 confirmed, 1 likely" in said
+    assert "stop.end_ids; 1 confirmed, 1 likely" in said
 
 
 def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause() -> None:
@@ -243,7 +243,7 @@ def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause
 def test_no_line_of_a_report_is_a_command_of_a_ci_runner(attack: str, pad: int) -> None:
     """Where a line is wrapped, too."""
     told = "a" * pad + " " + attack
-    cause = Cause("post.other", "likely", told, told)
+    cause = Cause("value", "likely", told, told)
     evil = dataclasses.replace(babbler(), cause=cause, notes=(told,), also=(told,))
     check = Check((evil,), left_out=(told,), unused_acceptances=(told,), changes=(Change(told),))
     said = console(check, colour=True) + "\n" + console(check) + "\n" + case_text(evil)
@@ -258,7 +258,7 @@ def test_explain_ends_its_steps_with_the_cause(verdict: Any, tmp_path: Path) -> 
     assert said.split("\n") == [
         "  1. the same on both sides: prompt",
         "  2. first difference: stop.end_ids",
-        "  3. cause: stop.eos_set; confirmed: with the old end ids the moved code gives the old ids",
+        "  3. cause: stop.end_ids; confirmed: with the old end ids the moved code gives the old ids",
     ]
 
 
@@ -363,7 +363,7 @@ def test_junit_has_a_suite_for_each_site_and_backend() -> None:
         "stage_a on hf": ("3", "1", "2", "0"),
     }
     failure = root.find(".//testcase[@name='babbles']/failure")
-    assert failure is not None and failure.get("type") == "stop.eos_set"
+    assert failure is not None and failure.get("type") == "stop.end_ids"
     assert "python -m parity explain summaries/babbles" in (failure.text or "")
 
 
@@ -380,7 +380,7 @@ def test_markdown_groups_by_cause_and_escapes() -> None:
     assert said.startswith("## ❌ parity: FAILED (exit 1, drift): 7 of 11 cases fail")
     assert "### stop.eos&#95;set: 2 (confirmed)\n\nother ids end the text\n" in said
     # the most frequent cause first
-    assert said.index("### stop.eos") < said.index("### post.other")
+    assert said.index("### stop.eos") < said.index("### value")
     table = [line for line in said.splitlines() if line.startswith("|")]
     assert all(line.count("|") == 5 for line in table)
     [latent] = [line for line in table if "/latent" in line]
@@ -391,7 +391,7 @@ def test_markdown_groups_by_cause_and_escapes() -> None:
 
 def test_markdown_is_capped() -> None:
     long = [
-        dataclasses.replace(babbler(f"c{k}"), cause=Cause("stop.eos_set", "likely", "x" * 90_000)) for k in range(500)
+        dataclasses.replace(babbler(f"c{k}"), cause=Cause("stop.end_ids", "likely", "x" * 90_000)) for k in range(500)
     ]
     said = markdown_summary(Check(tuple(long)))
     assert len(said) < 20_000 and "… and 480 more." in said
@@ -441,7 +441,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "site", "case", "backend", "verdict", "fails", "sentence", "cause", "differences", "accepted", "notes",
         "also", "steps", "seconds", "old", "new",
     ]  # fmt: skip
-    assert first["old"] == babbler().old and first["cause"]["name"] == "stop.eos_set" and first["fails"]
+    assert first["old"] == babbler().old and first["cause"]["name"] == "stop.end_ids" and first["fails"]
     assert first["differences"][0]["old"] == [151643, 151645]
     assert said["outcomes"][5]["new"]["value"] == EVIL + "!"
 
@@ -579,7 +579,7 @@ def test_the_page_shows_cause_stages_call_and_diff(browser: Browser, page: Path)
     browser.open(page.as_uri())
     said = open_case(browser, "summaries/babbles")
     for wanted in (
-        "stop.eos_set",
+        "stop.end_ids",
         "confirmed",
         "the moved code ends at [151643]",
         "First unequal stage: stop.",

@@ -59,7 +59,7 @@ def take_the_digest_out(store: Store) -> None:
 
 
 def accept(store: Store) -> None:
-    entry = {"site": "site", "case": "one", "backend": "hf", "cause": "rng", "reason": "wanted"}
+    entry = {"site": "site", "case": "one", "backend": "hf", "cause": "sampling.seed", "reason": "wanted"}
     (store.root / "accepted.json").write_text(json.dumps([entry]))
 
 
@@ -81,7 +81,7 @@ def accept(store: Store) -> None:
             lambda s: s.set_site("site", backends=["hf"]),
             'sites.json: site.backends has no "vllm" any more',
         ),
-        (accept, "accepted.json: new: site/one on hf: 'rng': 'wanted', until None"),
+        (accept, "accepted.json: new: site/one on hf: 'sampling.seed': 'wanted', until None"),
     ],
 )
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -115,7 +115,7 @@ def test_changes_since_the_lines_that_can_hide_a_drift_stand_first_and_whole(sto
     changes = changes_since("HEAD", store.root)
     shown = change_lines(changes)
     expected = {
-        "accepted.json: new: site/one on hf: 'rng': 'wanted', until None",
+        "accepted.json: new: site/one on hf: 'sampling.seed': 'wanted', until None",
         'sites.json: site.backends has no "vllm" any more',
         'sites.json: site.functions has "m:g" now',
         "changed golden site/one: changing; NOT COMPARED in it: value[0].text",

@@ -14,7 +14,7 @@ MISTAKES = (
         "Stops at the end of text only, as for chats.",
         '"strings": [] if chat else docs[0].get("stop_sequences", []),',
         '"strings": [],',
-        ("stop.strings",),
+        ("stop",),
         ("plain",),
     ),
     Mistake(
@@ -22,7 +22,7 @@ MISTAKES = (
         "Lets all end-of-text ids of the checkpoint end a row; lighteval names one.",
         '        "ignore_eos": True,\n',
         "",
-        ("stop.eos_set",),
+        ("stop",),
         ("chats",),
         dtypes=TINY,
     ),
@@ -31,15 +31,15 @@ MISTAKES = (
         "Does not say the documents' generation_size.",
         '        "max_new_tokens": doc["generation_size"],\n',
         "",
-        ("stop.length",),
+        ("stop",),
         ("chats",),
     ),
     Mistake(
         "instruction-lost",
         "Forgets the documents' instruction.",
-        '    instruction = doc.get("instruction") or ""\n    for shot',
+        '    instruction = doc.get("instruction",) or ""\n    for shot',
         '    instruction = ""\n    for shot',
-        ("prompt.messages",),
+        ("prompt",),
         ("few-shot",),
     ),
     Mistake(
@@ -49,7 +49,7 @@ MISTAKES = (
         '        return {"prompt": plain_text(doc)}\n'
         '    one_turn = [{"role": "user", "content": plain_text(doc)}]\n'
         '    return {"messages": one_turn',
-        ("prompt.messages",),
+        ("prompt",),
         ("few-shot",),
     ),
     Mistake(
@@ -57,7 +57,7 @@ MISTAKES = (
         "Forgets the system prompt of the model's configuration.",
         'turns = [] if system is None else [{"role": "system", "content": system}]',
         "turns: list[dict[str, str]] = []",
-        ("prompt.messages",),
+        ("prompt",),
         ("system",),
     ),
     Mistake(
@@ -65,7 +65,7 @@ MISTAKES = (
         "Does not say the repetition penalty that the run asks for.",
         'parameters.get("repetition_penalty", defaults.repetition_penalty)',
         "defaults.repetition_penalty",
-        ("sampling.processors", "sampling.leak"),
+        ("sampling",),
         ("penalty",),
     ),
     Mistake(
@@ -73,16 +73,16 @@ MISTAKES = (
         "Takes the name greedy_until at its word.",
         'options["temperature"] = parameters["temperature"]',
         'options["temperature"] = 0.0',
-        ("sampling.mode",),
+        ("sampling",),
         ("samples",),
         dtypes=TINY,
     ),
     Mistake(
         "sampled-after-all",
         "Samples where a temperature is given; lighteval asks the checkpoint.",
-        'if parameters.get("temperature") and saved_sampling(model_path).do_sample:',
-        'if parameters.get("temperature"):',
-        ("sampling.mode",),
+        'if parameters.get("temperature",) and saved_sampling(model_path).do_sample:',
+        'if parameters.get("temperature",):',
+        ("sampling",),
         ("samples",),
         dtypes=REAL,
     ),
@@ -92,7 +92,7 @@ MISTAKES = (
         "    requests = [request_of(doc, chat, system) for doc in docs]\n",
         '    longest_first = sorted(docs, key=lambda doc: -len(doc["query"]))\n'
         "    requests = [request_of(doc, chat, system) for doc in longest_first]\n",
-        ("batch.order",),
+        ("order",),
         ("chats",),
     ),
     Mistake(
@@ -100,7 +100,7 @@ MISTAKES = (
         "Returns the text with its special tokens.",
         RETURNED,
         RETURNED.replace("result.text", "result.raw_text"),
-        ("decode.skip_special",),
+        ("decode",),
         ("system",),
     ),
     Mistake(
@@ -108,7 +108,7 @@ MISTAKES = (
         "Strips the answers and ends them with a line break, as a log wants them.",
         RETURNED,
         RETURNED.replace("result.text", 'result.text.strip() + "\\n"'),
-        ("post.other", "post.strip"),
+        ("value", "calls", "decode"),
         ("chats",),
         dtypes=REAL,
     ),

@@ -10,7 +10,7 @@ MISTAKES = (
         "Takes the first of the stop strings for all of them.",
         '"stop": gen_kwargs["until"],\n    }\n    if gen_kwargs.get("do_sample"):',
         '"stop": gen_kwargs["until"][:1],\n    }\n    if gen_kwargs.get("do_sample"):',
-        ("stop.strings",),
+        ("stop",),
         ("stops",),
     ),
     Mistake(
@@ -18,7 +18,7 @@ MISTAKES = (
         "Runs all requests with the settings of the first one.",
         'key = json.dumps(request["gen_kwargs"], sort_keys=True)',
         'key = ""',
-        ("stop.strings", "stop.length"),
+        ("stop",),
         ("mixed-settings",),
     ),
     Mistake(
@@ -27,7 +27,7 @@ MISTAKES = (
         '"max_new_tokens": gen_kwargs.get("max_gen_toks", DEFAULT_MAX_GEN_TOKS),\n'
         '        "repetition',
         '"max_new_tokens": gen_kwargs.get("max_new_tokens", 16),\n        "repetition',
-        ("stop.length",),
+        ("stop",),
         ("few-shot",),
     ),
     Mistake(
@@ -36,7 +36,7 @@ MISTAKES = (
         "    defaults = sampling_defaults(model_path)\n",
         "    from parity.proof.foreign.engines import SamplingDefaults\n\n"
         "    defaults = SamplingDefaults(repetition_penalty=1.0, top_k=None, top_p=1.0)\n",
-        ("sampling.leak", "sampling.processors"),
+        ("sampling",),
         ("sampled",),
     ),
     Mistake(
@@ -44,7 +44,7 @@ MISTAKES = (
         "Hands the context, which is text already, to the chat template.",
         'prompts = [{"prompt": context} for context in contexts]',
         'prompts = [{"messages": [{"role": "user", "content": context}]} for context in contexts]',
-        ("prompt.messages", "prompt.template"),
+        ("prompt",),
         ("few-shot",),
     ),
     Mistake(
@@ -57,7 +57,7 @@ MISTAKES = (
         '            {"prompt_token_ids": tokenizer(text).input_ids[:limit]}\n'
         "            for text in contexts\n"
         "        ]",
-        ("prompt.truncation",),
+        ("prompt",),
         ("truncated",),
     ),
     Mistake(
@@ -66,7 +66,7 @@ MISTAKES = (
         'if gen_kwargs.get("do_sample"):\n'
         '        options["temperature"] = gen_kwargs["temperature"]',
         'if gen_kwargs.get("do_sample"):\n        options["temperature"] = 0.0',
-        ("sampling.mode",),
+        ("sampling",),
         ("sampled",),
     ),
     Mistake(
@@ -74,7 +74,7 @@ MISTAKES = (
         "Leaves the thinking switch at the engine's default, which is off.",
         '"chat": {"enable_thinking": True}',
         '"chat": {}',
-        ("prompt.template",),
+        ("prompt",),
         ("chat",),
         dtypes=("float32",),
     ),
@@ -86,7 +86,7 @@ MISTAKES = (
         "    tail = context[len(stripped) :]\n"
         "    said = continuation[len(tail) :]\n"
         "    return context_ids + tokenizer.encode(tail), tokenizer.encode(said)",
-        ("prompt.tokenization",),
+        ("prompt",),
         ("endings",),
     ),
     Mistake(
@@ -94,7 +94,7 @@ MISTAKES = (
         "Gives the mean log-probability of a continuation instead of the sum.",
         "total = float(sum(logprobs))",
         "total = float(sum(logprobs)) / len(score.token_ids)",
-        ("post.other",),
+        ("value", "calls",),
         ("endings",),
     ),
     Mistake(
@@ -103,7 +103,7 @@ MISTAKES = (
         "            answers[index] = result.text\n    return answers\n\n\ndef equal_settings",
         "            answers[index] = result.text.strip()\n"
         "    return answers\n\n\ndef equal_settings",
-        ("post.strip",),
+        ("value", "decode",),
         ("few-shot",),
         dtypes=("bfloat16",),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from parity.proof.foreign.material import Mistake
 
 STRUCTURE = (
-    "sampling.processors",
+    "sampling",
 )  # README has no cause for a structure: it is a logits processor there
 RETURNED = "    return [result.text for result in results]"
 TINY = ("float32",)
@@ -41,7 +41,7 @@ MISTAKES = (
         "Sends a bare string as it is, which outlines makes a chat of.",
         '        {"messages": chat, "chat": {"enable_thinking": True}, "structured": structured}\n',
         '        {"prompt": chat[-1]["content"], "structured": structured}\n',
-        ("prompt.template", "prompt.messages"),
+        ("prompt",),
         ("text",),
     ),
     Mistake(
@@ -49,7 +49,7 @@ MISTAKES = (
         "Sends the last turn only.",
         '{"messages": chat, "chat": {"enable_thinking": True}, "structured": structured}',
         '{"messages": chat[-1:], "chat": {"enable_thinking": True}, "structured": structured}',
-        ("prompt.messages",),
+        ("prompt",),
         ("texts",),
     ),
     Mistake(
@@ -57,7 +57,7 @@ MISTAKES = (
         "Leaves the thinking switch at the engine's default, which is off.",
         '"chat": {"enable_thinking": True}, "structured": structured}',
         '"structured": structured}',
-        ("prompt.template",),
+        ("prompt",),
         ("text",),
         dtypes=TINY,
     ),
@@ -66,7 +66,7 @@ MISTAKES = (
         "Leaves the budget to the engine, whose default is another one.",
         '"max_new_tokens": settings.get("max_new_tokens", TOKENS_OF_TRANSFORMERS),',
         '"max_new_tokens": settings.get("max_new_tokens", 256),',
-        ("stop.length",),
+        ("stop",),
         ("unsaid",),
         dtypes=REAL,
     ),
@@ -75,7 +75,7 @@ MISTAKES = (
         "Does not say the repetition penalty that stands in the checkpoint.",
         '"repetition_penalty": defaults.repetition_penalty,',
         '"repetition_penalty": 1.0,',
-        ("sampling.leak", "sampling.processors"),
+        ("sampling",),
         ("texts",),
         dtypes=TINY,
     ),
@@ -84,7 +84,7 @@ MISTAKES = (
         "Takes a call without settings to be greedy; the checkpoint says to sample.",
         'settings.get("do_sample", saved.do_sample)',
         'settings.get("do_sample", False)',
-        ("sampling.mode", "sampling.leak"),
+        ("sampling",),
         ("unsaid",),
         dtypes=TINY,
     ),
@@ -93,7 +93,7 @@ MISTAKES = (
         "Does not say the top_k of 50 that `generate` has by itself.",
         '        options["top_k"] = settings.get("top_k", defaults.top_k)\n',
         "",
-        ("sampling.leak", "sampling.processors"),
+        ("sampling",),
         ("sampled",),
         dtypes=REAL,
     ),
@@ -102,7 +102,7 @@ MISTAKES = (
         "Gives a seed where the old code had none.",
         'options["seed"] = seed\n',
         'options["seed"] = seed or 42\n',
-        ("rng",),
+        ("sampling",),
         ("sampled",),
         dtypes=REAL,
     ),
@@ -111,7 +111,7 @@ MISTAKES = (
         "Returns the text with its special tokens.",
         RETURNED,
         "    return [result.raw_text for result in results]",
-        ("decode.skip_special",),
+        ("decode",),
         ("texts",),
     ),
     Mistake(
@@ -119,7 +119,7 @@ MISTAKES = (
         "Keeps the first line of an answer, as another call site did.",
         RETURNED,
         '    return [result.text.split("\\n")[0] for result in results]',
-        ("post.trim", "post.other"),
+        ("value", "decode", "calls"),
         ("texts",),
     ),
 )

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from parity.goldens.causes import cause_of_field
 from parity.goldens.store import Case
 from parity.judge.comparison import Comparison
-from parity.judge.latent import seen_directly
+from parity.judge.judge import of_seen
 from parity.judge.stages.stop import stop_differences
 
 
@@ -37,7 +36,6 @@ def test_stop_differences_of_strings_that_end_an_answer(
     old: dict[str, Any], new: dict[str, Any], fields: list[str]
 ) -> None:
     assert [difference.field for difference in stop_differences(old, new)] == fields
-    assert cause_of_field("stop", "answer_strings") == "stop.strings"
 
 
 def cut_by_hand(text: str, told: list[str], new_value: str = "a", **call: Any) -> Comparison:
@@ -64,7 +62,7 @@ def test_stops_in_the_place_of_those_that_are_cut_at_by_hand_are_latent(
     text: str, told: list[str], call: dict[str, Any]
 ) -> None:
     """Values were equal, and it passed."""
-    found = seen_directly(cut_by_hand(text, told, **call))
+    found = of_seen(cut_by_hand(text, told, **call))
     assert found is not None and (found.name, found.certainty) == ("stop.strings", "likely")
     [named] = call.values()
     assert f"was {sorted(next(iter(named.values())))!r}, is {told!r}" in found.sentence
@@ -79,10 +77,19 @@ def test_stops_in_the_place_of_those_that_are_cut_at_by_hand_are_latent(
         (" a\n\nTicket", ["\n\n"], {"arguments": {"stop": "###"}}),  # no answer comes to it
         (" a, b\n\nTicket", ["\n\n"], {"arguments": {"delimiter": ","}, "new_value": "b"}),
         (" b\n\nTicket", ["\n\n"], {"arguments": {"stop": "\n"}}),  # the value is not what stands before it
-        ("a\n", ["\n\n"], {}),
     ],
 )
 def test_stops_that_cut_where_old_code_does_are_no_difference_that_counts(
     text: str, told: list[str], call: dict[str, Any]
 ) -> None:
-    assert seen_directly(cut_by_hand(text, told, **call)) is None
+    assert of_seen(cut_by_hand(text, told, **call)) is None
+
+
+@pytest.mark.parametrize(("text", "call"), [("a", {}), ("a", {"arguments": {"stop": "#"}})])
+def test_a_stop_that_no_answer_reaches_and_no_call_names_is_latent(
+    text: str, call: dict[str, Any]
+) -> None:
+    """It passed as IDENTICAL, with no line about it."""
+    found = of_seen(cut_by_hand(text, ["\n\n"], **call))
+    assert found is not None and (found.name, found.certainty) == ("stop.strings", "likely")
+    assert of_seen(cut_by_hand(text, ["\n\n"], arguments={"stop": "\n\n"})) is None

@@ -30,7 +30,7 @@ CAUSES = {
     "post": "strip trim other",
     "numeric": "near_tie shift",
 }
-NAMES = {f"{stage}.{name}" for stage, names in CAUSES.items() for name in names.split()} | {"rng"}
+NAMES = {f"{stage}.{name}" for stage, names in CAUSES.items() for name in names.split()} | {"sampling.seed"}
 JOB = Job("lm_eval", "hf", "float32")
 LOST = Mistake("lost", "Loses the stops.", "a", "b", ("stop.strings",), ("one",))
 
@@ -97,7 +97,7 @@ def test_score_of_a_named_mistake_beside_a_silent_move_is_clean() -> None:
 
 @pytest.mark.parametrize("verdict", ["DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING"])
 def test_score_of_an_alarm_about_the_move_is_a_failure(verdict: str) -> None:
-    answers = [answer("faithful", verdict, "rng"), answer("lost", "DRIFT", "stop.strings")]
+    answers = [answer("faithful", verdict, "sampling.seed"), answer("lost", "DRIFT", "stop.strings")]
     row = score(JOB, [LOST], answers)
     assert row.cells[3] == "no: 1 of 1"
     assert exit_code([row]) == 1
@@ -113,11 +113,11 @@ def test_score_of_a_mistake_without_an_alarm_is_a_miss(verdict: str) -> None:
 
 
 def test_score_of_a_wrong_name_passes_and_is_listed() -> None:
-    answers = [answer("faithful", "NEAR-TIE"), answer("lost", "DRIFT", "rng", "confirmed")]
+    answers = [answer("faithful", "NEAR-TIE"), answer("lost", "DRIFT", "sampling.seed", "confirmed")]
     row = score(JOB, [LOST], answers)
     assert row.cells[4:] == ("1/1", "0/1", "1")
     assert exit_code([row]) == 0
-    assert "right is stop.strings; DRIFT rng; confirmed" in render_faults([row])
+    assert "right is stop.strings; DRIFT sampling.seed; confirmed" in render_faults([row])
 
 
 def test_score_without_any_answer_is_not_silent() -> None:
@@ -127,15 +127,15 @@ def test_score_without_any_answer_is_not_silent() -> None:
 
 
 def test_render_table_aligns_its_columns() -> None:
-    row = score(JOB, [LOST], [answer("faithful", "IDENTICAL"), answer("lost", "DRIFT", "rng")])
+    row = score(JOB, [LOST], [answer("faithful", "IDENTICAL"), answer("lost", "DRIFT", "sampling.seed")])
     header, line = render_table([row]).splitlines()
     assert header.index("caught") == line.index("1/1")
 
 
 def test_as_json_holds_every_answer() -> None:
-    row = score(JOB, [LOST], [answer("faithful", "IDENTICAL"), answer("lost", "DRIFT", "rng")])
+    row = score(JOB, [LOST], [answer("faithful", "IDENTICAL"), answer("lost", "DRIFT", "sampling.seed")])
     [stored] = json.loads(json.dumps(as_json([row])))
-    assert stored["found"][0]["answers"][0]["cause"] == "rng"
+    assert stored["found"][0]["answers"][0]["cause"] == "sampling.seed"
     assert stored["caught"] == "1/1"
 
 

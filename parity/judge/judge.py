@@ -1,0 +1,880 @@
+"""The verdict of one case: the first line of `TABLE` that answers.
+
+    judge(findings)        ("DRIFT", Cause(...), notes)
+
+Two recordings are compared in the order of time; the first difference, given equal inputs, is the
+cause. Where runs of the new code are possible, one with that difference put back proves it. A line
+of the table reads what was found of the case, and says a verdict, or None. What one case alone
+cannot say is put to the site's numerics or samples (numerics/questions.py, numerics/samples.py);
+the verdict that stands meanwhile says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from parity.goldens.store import Case
+from parity.goldens.verdict import STAGES, Cause, Certainty, Difference, Verdict, brief, equal
+from parity.judge import loops
+from parity.judge.align import paired
+from parity.judge.comparison import Comparison
+from parity.judge.inquiry import NOT_BACK, Inquiry
+from parity.judge.naming import broken_cause, difference_cause, named_cause
+from parity.judge.numerics.numbers import number_gap
+from parity.judge.numerics.questions import (
+    NOT_SHOWN,
+    Beside,
+    Judged,
+    Question,
+    could_not,
+    ends_elsewhere,
+    kind_of,
+    place_of,
+    steps_of,
+)
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
+from parity.judge.numerics.weights import OF_SEVERAL, in_float32
+from parity.judge.replay import ALONE, UNCACHED
+from parity.judge.row import (
+    Pairs,
+    Row,
+    are_prefixes,
+    decoding_of,
+    entry,
+    images_in,
+    is_drawn,
+    model_in,
+    prompt_around_pictures,
+    prompt_of,
+    request_of,
+    same_prompt,
+    seeds_of,
+    text_of,
+    unseen,
+)
+from parity.judge.stages.stage import Decoder
+from parity.judge.stages.stop import told_stops
+from parity.judge.stages.value import kind_of_error
+from parity.judge.values import (
+    is_reordered,
+    leaves,
+    partings,
+    place_name,
+    resembles,
+    texts_apart,
+)
+from parity.record.changing import covered_texts, covers_all, value_or_error
+
+if TYPE_CHECKING:
+    from parity.judge.numerics.answers import Numerics
+
+
+@dataclass
+class Findings:
+    """What is found of one case.
+
+    inquiry: into the case, with further runs.
+    samples, numerics: what is asked over all cases of the site.
+    changing: parts of the new value that are others when the new code is run again, if they are all
+    that differs.
+    """
+
+    inquiry: Inquiry
+    samples: Samples
+    numerics: Numerics | None
+    changing: Callable[[], Sequence[str]]
+
+    @property
+    def comparison(self) -> Comparison:
+        return self.inquiry.comparison
+
+    @property
+    def old(self) -> Case:
+        return self.inquiry.old
+
+    @property
+    def new(self) -> Case:
+        return self.inquiry.new
+
+
+def judge(findings: Findings) -> Judged:
+    for line in TABLE:
+        found = line(findings)
+        if found is not None:
+            break
+    else:
+        found = of_rounding(findings)
+    return ask_numerics(findings, found)
+
+
+def drift(cause: Cause | None) -> Judged | None:
+    return None if cause is None else ("DRIFT", cause, ())
+
+
+# == One side, or both, raise; the old code does not repeat itself ==
+
+
+def unstable(findings: Findings) -> Judged | None:
+    if findings.old.repeats is not False:
+        return None
+    said = "the old code gave another value when it was recorded twice"
+    return "UNSTABLE", Cause("unstable", "confirmed", said), ()
+
+
+def of_errors(findings: Findings) -> Judged | None:
+    old = findings.old.raised
+    new = findings.new.raised
+    if old == new:
+        return None
+    if old is None:
+        value = brief(findings.old.value)
+        said = f"the old code returned {value}, the new code raised {new}"
+    elif new is None:
+        value = brief(findings.new.value)
+        said = f"the old code raised {old}, the new code returned {value}"
+    else:
+        what = "message" if kind_of_error(old) == kind_of_error(new) else "exception"
+        said = f"the old code raised {old}, the new code raises {new}: another {what}"
+    return drift(Cause("error", "confirmed", said, "seen directly"))
+
+
+# == The same value ==
+
+
+def of_same_value(findings: Findings) -> Judged | None:
+    """What differs all the same; else whether ids are equal, too."""
+    comparison = findings.comparison
+    if not comparison.has_same_value:
+        return None
+    for rule in (of_nothing_compared, of_seen, of_broken_unseen, of_asked, of_flag):
+        if cause := rule(comparison):
+            return "LATENT", cause, ()
+    if cause := of_prompts_behind(findings.inquiry):
+        return "LATENT", cause, ()
+    if is_other_samples(comparison):
+        return of_same_value_of_draws(findings)
+    has_unseen = any(unseen(*pair) for pair in comparison.pairs)
+    is_identical = comparison.has_same_ids and not has_unseen
+    return ("IDENTICAL" if is_identical else "TEXT-IDENTICAL"), None, ()
+
+
+def of_same_value_of_draws(findings: Findings) -> Judged:
+    _, cause, notes = findings.samples.judge(findings.old, findings.new)
+    if cause is not None and cause.certainty == "confirmed":
+        return "LATENT", cause, notes
+    return "TEXT-IDENTICAL", None, notes
+
+
+def of_nothing_compared(comparison: Comparison) -> Cause | None:
+    """What the golden leaves out, so that equal values say nothing."""
+    old = comparison.old
+    said = ""
+    if has_ids(comparison.new) and not has_ids(old):
+        count = len(comparison.new.rows)
+        said = f"the golden has no model call to compare; the new code makes {count} rows of them"
+    elif covers_all(old.changing, value_or_error(old)):
+        said = "nothing of the value is compared: all of it is marked as changing"
+    elif answer := next(covered_answers(old), ""):
+        said = f"an answer of the model is marked as changing and not compared: {brief(answer)}"
+    return Cause("golden.empty", "confirmed", said, "seen directly") if said else None
+
+
+def has_ids(case: Case) -> bool:
+    return any(row["prompt_ids"] or row["output_ids"] for row in case.rows)
+
+
+# Characters of an answer that a time or a random name does not hold by chance.
+LEAST_ANSWER = 8
+
+
+def covered_answers(case: Case) -> Iterator[str]:
+    """Answers that stand in a part of the value that is not compared. What is recorded as changing
+    changed while the answers were the same."""
+    texts = [text_of(row).strip() for row in case.rows]
+    for middle in covered_texts(case.changing, value_or_error(case)):
+        yield from (text for text in texts if len(text) >= LEAST_ANSWER and text in middle)
+
+
+def of_seen(comparison: Comparison) -> Cause | None:
+    """The first difference that counts, where the value does not show it."""
+    if not comparison.counted:
+        return None
+    name, difference = comparison.counted[0]
+    certainty: Certainty = "confirmed"
+    if name == "sampling.mode" and loops.of_own_loop(comparison.old):
+        certainty = "likely"  # by which settings it chose was not seen
+    if name == "stop.criteria" or (name == "stop.strings" and not told_stops(comparison.old)):
+        certainty = "likely"  # what a criterion does is not seen, and the value may be cut by hand
+    return difference_cause(certainty, difference, f"seen directly; {NOT_SHOWN}")
+
+
+def of_broken_unseen(comparison: Comparison) -> Cause | None:
+    """The first invariant that the new side alone breaks, but for those of which the value and the
+    ids themselves would tell."""
+    told = ("text", "end") if comparison.has_same_ids else ("text",)
+    for broken in comparison.broken:
+        if broken.law not in told:
+            return broken_cause(broken, f"; {NOT_SHOWN}")
+    return None
+
+
+def of_asked(comparison: Comparison) -> Cause | None:
+    """Prompts that only one side asks for."""
+    old = comparison.old
+    if comparison.has_as_many_rows or not old.rows:
+        return None
+    said = asked_otherwise(old, comparison.new)
+    proof = f"seen directly; {NOT_SHOWN}"
+    return named_cause("calls", "confirmed", said, proof) if said else None
+
+
+def of_flag(comparison: Comparison) -> Cause | None:
+    """Special tokens that only one side drops, where each row became text once, and no answer holds
+    any. Code that takes an engine's raw text has them whatever its options say."""
+    for flag in comparison.differences:
+        if flag.name == "decode.skip_special_tokens" and is_decoded_once(comparison):
+            certainty: Certainty = "likely" if flag.new else "confirmed"
+            return difference_cause(certainty, flag, f"seen directly; {NOT_SHOWN}")
+    return None
+
+
+def is_decoded_once(comparison: Comparison) -> bool:
+    """Whether each row became text once, and the same text (with or without its prompt): of several
+    ways the value may use any."""
+    for row in (*comparison.old.rows, *comparison.new.rows):
+        if "decode" not in row or "decodes" in row:
+            return False
+    for old, new in comparison.pairs:
+        one = text_of(old)
+        other = text_of(new)
+        if not one.endswith(other) and not other.endswith(one):
+            return False
+    return True
+
+
+# == Which requests were asked ==
+
+Prompt = tuple[int, ...]
+
+
+def asked_otherwise(old: Case, new: Case) -> str:
+    """Which prompt only one side asks for; what is asked for twice may be answered once."""
+    before = asked_prompts(old)
+    after = asked_prompts(new)
+    if before == after or may_read_anything(old, new):
+        return ""
+    read = {prompt_of(row) for row in old.rows if row.get("scored")}
+    # Not one that was only read, and is read as the beginning of another one.
+    gone = before - after - {ids for ids in read if begins_one_of(ids, after)}
+    if gone:
+        return f"of {len(before)} prompts {len(gone)} did not reach the model"
+    # What was read as a whole may be asked in parts: a prompt, and its answer.
+    more = [ids for ids in after - before if not begins_one_of(ids, before)]
+    return f"{len(more)} prompts reached the model that had not" if more else ""
+
+
+def may_read_anything(old: Case, new: Case) -> bool:
+    """Whether a loop became logits processors, which read what they like."""
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    return has_processors and loops.of_own_loop(old)
+
+
+def asked_prompts(case: Case) -> set[Prompt]:
+    """But for those whose loss was asked for, where no token counts."""
+    counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
+    return {prompt_of(row) for row in counted}
+
+
+def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
+    return any(ids == whole[: len(ids)] for whole in prompts)
+
+
+def of_calls(findings: Findings) -> Judged | None:
+    """Another number of requests, where no answer to those that both sides ask differs."""
+    comparison = findings.comparison
+    if comparison.has_as_many_rows or not comparison.old.rows:
+        return None
+    if not all(is_same_answer_or_sample(*pair) for pair in comparison.pairs):
+        return None
+    return None if comparison.counted else drift(other_number(comparison.old, comparison.new))
+
+
+def other_number(old: Case, new: Case, proof: str = "seen directly") -> Cause:
+    counts = f"the old code has {len(old.rows)} answers, the new code {len(new.rows)}"
+    return named_cause("calls", "confirmed", f"{counts}: some were added, dropped or kept", proof)
+
+
+def is_same_answer_or_sample(old: Row, new: Row) -> bool:
+    return old["output_ids"] == new["output_ids"] or is_drawn(old) or unseen(old, new)
+
+
+# == Whose answer it is ==
+
+
+def of_order(findings: Findings) -> Judged | None:
+    """Rows, or parts of the value, whose answers are another request's."""
+    comparison = findings.comparison
+    moved = [one for one in comparison.differences if one.name == "order"]
+    if moved and not comparison.has_same_ids:
+        proof = "put back in order, the recorded ids are the same"
+        if moved[0].old == "its own request":
+            proof = "the engine was seen to give it"
+        return drift(difference_cause("confirmed", moved[0], proof))
+    if taken := given_to_another(findings.old.rows, findings.new.rows):
+        said = f"row {taken[0]} got row {taken[1]}'s"
+        return drift(named_cause("order", "confirmed", said, "it came with that one's prompt"))
+    is_behind = comparison.counted and not comparison.has_same_ids
+    if is_behind or len(findings.old.rows) < 2 or not are_prefixes(comparison.pairs):
+        return None
+    return drift(of_places(comparison))
+
+
+def of_places(comparison: Comparison) -> Cause | None:
+    """Parts of the value in other places. Where numbers of half precision were read, rounding may
+    order them otherwise."""
+    old = comparison.old
+    new = comparison.new
+    if not is_reordered(old.value, new.value):
+        return None
+    is_rounded = any(row.get("scored") for row in old.rows) and not in_float32(old, new)
+    certainty: Certainty = "likely" if is_rounded else "confirmed"
+    proof = "put back in order, the values are the same"
+    return named_cause("order", certainty, value_sentence(comparison), proof)
+
+
+def given_to_another(old: Sequence[Row], new: Sequence[Row]) -> tuple[int, int] | None:
+    """(row, whose answer it got), where the first prompt that differs was seen to come with another
+    request's answer: it is that one's, and says nothing of the prompts' own stages."""
+    asked = [asked_as(row) for row in old]
+    for number, row in enumerate(new):
+        given = asked_as(row)
+        if asked[number : number + 1] == [given]:
+            continue
+        is_seen = request_of(row).get("answers") == "another"
+        return (number, asked.index(given)) if is_seen and given in asked else None
+    return None
+
+
+def asked_as(row: Row) -> tuple[Any, Any]:
+    images = [(image.get("sha256"), image.get("budget")) for image in images_in(row)]
+    return prompt_around_pictures(row), images
+
+
+# == Further runs: an old value put back, nothing from a cache, each request alone ==
+
+
+def of_put_back(findings: Findings) -> Judged | None:
+    return drift(findings.inquiry.by_put_back())
+
+
+def of_cache(findings: Findings) -> Judged | None:
+    return drift(by_cache(findings.inquiry))
+
+
+def by_cache(inquiry: Inquiry) -> Cause | None:
+    """An answer out of a cache that the model would not give."""
+    rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
+    if not rows:
+        return None
+    again = inquiry.run({}, {UNCACHED})
+    if inquiry.restores(again):
+        said = f"row {rows[0]} was answered by the cache"
+        proof = "without the cache the old answer comes back"
+        return named_cause("cache", "confirmed", said, proof)
+    if again is None or again.raised is not None:
+        return None
+    taken = of_another(inquiry.new, again)
+    if not taken:
+        return None
+    by_whom = "as another model, or another setting, had answered before"
+    said = f"row {taken[0]} was answered by the cache {by_whom}"
+    return named_cause("cache", "likely", said, "without the cache it gets another answer")
+
+
+def of_another(new: Case, again: Case) -> list[int]:
+    """Rows out of a cache whose answers are not their own, by a run without the cache, but all
+    those of others that asked the same of another model or with other settings: between two dtypes
+    rounding might explain the ids. Of samples, those with a seed say it."""
+    found = []
+    for position, (row, own) in enumerate(paired(new.rows, again.rows)):
+        if row["output_ids"] == own["output_ids"] or (is_drawn(row) and not seeds_of(row)):
+            continue
+        if not request_of(row).get("cached"):
+            return []  # no cache gave this one: the run says nothing of those that one gave
+        if not any(is_same_answer(one, row) for one in new.rows[:position]):
+            return []
+        found.append(position)
+    return found
+
+
+def is_same_answer(one: Row, row: Row) -> bool:
+    """Whether a row that was asked otherwise has the same prompt and answer."""
+    is_same = all(one[name] == row[name] for name in ("prompt_ids", "output_ids"))
+    return is_same and how_asked(one) != how_asked(row)
+
+
+def how_asked(row: Row) -> Any:
+    model = model_in(row)
+    return model.get("path"), model.get("dtype"), row.get("sampling"), row.get("stop")
+
+
+def of_company(findings: Findings) -> Judged | None:
+    """In half precision rounding depends on the rest of the batch: there numerics are asked
+    first."""
+    if not in_float32(findings.old, findings.new):
+        return None
+    return drift(by_company(findings.inquiry))
+
+
+def by_company(inquiry: Inquiry) -> Cause | None:
+    """Each request by itself, nothing from a cache: is it the rest of the batch?"""
+    if not can_be_company(inquiry):
+        return None
+    alone = inquiry.run({}, {ALONE})
+    if alone is None or not inquiry.restores(alone):
+        return None
+    proof = "each request by itself gives the old answer"
+    rows = inquiry.new.rows
+    once = next((k for k, row in enumerate(rows) if request_of(row).get("shared")), None)
+    if once is not None:
+        said = f"row {once} and an unlike one with this prompt were computed once"
+        return named_cause("cache", "confirmed", said, proof)
+    batch = STAGES.index("batch")
+    counted = [d for _, d in inquiry.comparison.counted if STAGES.index(d.stage) < batch]
+    if counted:
+        said = f"{counted[0].sentence()}; only beside others"
+        return named_cause(counted[0].name, "confirmed", said, proof)
+    taken = answers_of_others(rows, alone.rows)
+    if taken is not None:
+        said = f"row {taken[0]} got row {taken[1]}'s"
+        return named_cause("order", "confirmed", said, proof)
+    return named_cause("batch", "confirmed", f"the case has {len(rows)} rows", proof)
+
+
+def can_be_company(inquiry: Inquiry) -> bool:
+    rows = inquiry.new.rows
+    if inquiry.rerun is None or len(rows) < 2:
+        return False
+    # Other samples may be the old ones by chance, where something is declared otherwise.
+    apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]]
+    is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart or rows)
+    return not (inquiry.comparison.counted and is_chance)
+
+
+def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
+    """(row, whose answer it got), where rows that are asked alone get other ones' answers among the
+    others. That a row answers as one of the same prompt does says nothing."""
+    if len(alone) != len(beside) or prompt_lengths(alone) != prompt_lengths(beside):
+        return None
+    for number, (row, own) in enumerate(zip(beside, alone)):
+        answer = row["output_ids"]
+        if answer == own["output_ids"]:
+            continue
+        for other, one in enumerate(alone):
+            if one["output_ids"] == answer and asked_as(one) != asked_as(own):
+                return number, other
+    return None
+
+
+def prompt_lengths(rows: Sequence[Row]) -> set[int]:
+    return {len(row["prompt_ids"]) for row in rows}
+
+
+# == Samples ==
+
+
+def of_draws(findings: Findings) -> Judged | None:
+    """Other samples, beside which nothing differs that says how a token is drawn."""
+    comparison = findings.comparison
+    kept = sampled_part(comparison)
+    if kept is None or comparison.broken:
+        return None
+    named = comparison.counted
+    if any(not name.startswith(("model.attention", "batch.", "stop.")) for name, _ in named):
+        return None
+    if cause := by_cache(findings.inquiry):
+        return drift(cause)
+    copies = comparison.has_as_many_rows
+    judged = findings.samples.judge(*kept, count_copies=copies)
+    if judged[0] not in FOLLOWS_SETTINGS:
+        return None if named else judged
+    return beside_draws(judged, named[0][1]) if named else made_of_draws(findings, judged)
+
+
+def beside_draws(judged: Judged, difference: Difference) -> Judged:
+    """The draws follow the settings: whether a value shows more than them is luck, so a difference
+    is LATENT whatever the luck; but where a row ends is no matter of luck, and changes values."""
+    proof = "seen directly; the draws follow the golden's settings"
+    found: Verdict = "DRIFT" if difference.stage == "stop" else "LATENT"
+    return found, difference_cause("confirmed", difference, proof), judged[2]
+
+
+def made_of_draws(findings: Findings, judged: Judged) -> Judged:
+    """What samples say, unless the new code makes something else of the golden's own ids."""
+    made = from_other_ids(findings.inquiry)
+    allowed = 0.0 if in_float32(findings.old, findings.new) else math.inf
+    return ("DRIFT", made.cause, judged[2]) if made.counts(allowed) else judged
+
+
+def sampled_part(comparison: Comparison) -> tuple[Case, Case] | None:
+    """Both without what only follows from samples that differ: other prompts behind them. None
+    where no samples differ, or something else differs first."""
+    first = comparison.first_call
+    if first is None or comparison.has_same_ids:
+        return None
+    kept = []
+    for call, pair in zip(comparison.calls, comparison.pairs):
+        is_alike = all(map(is_drawn, pair)) and same_prompt(*pair)
+        if call == first and not is_alike:
+            return None
+        if call <= first or is_alike:
+            kept.append(pair)
+    follows = bool(comparison.behind)
+    if not comparison.has_as_many_rows and not follows and first == max(comparison.calls):
+        follows = True  # what was asked with the samples is asked no more, or more often
+    if not comparison.has_as_many_rows and not follows:
+        return None
+    rows = list(zip(*kept))
+    return with_rows(comparison.old, rows[0]), with_rows(comparison.new, rows[1])
+
+
+def with_rows(case: Case, rows: Sequence[Row]) -> Case:
+    return dataclasses.replace(case, rows=tuple(rows))
+
+
+def is_other_samples(comparison: Comparison) -> bool:
+    """Whether both sides sample, as many rows, and other ids."""
+    if comparison.has_same_ids or not comparison.has_as_many_rows:
+        return False
+    return loops.is_sampled(comparison.old) and loops.is_sampled(comparison.new)
+
+
+# == The golden's ids, forced ==
+
+FORCED = "the golden's ids were forced, to see what the new code makes of them"
+
+
+def from_other_ids(inquiry: Inquiry) -> Beside:
+    """Where ids are others, as they may be: of the golden's own ids, forced, the new code is to ask
+    and to make what the old code did. Where they cannot be forced, each text is to stand to its own
+    answer as the golden's does."""
+    forced = inquiry.forced()
+    if forced is None:
+        return Beside(of_prompts_behind(inquiry) or from_own_ids(inquiry))
+    inquiry.steps.append(FORCED)
+    old = inquiry.old
+    made = Comparison(old, forced, inquiry.comparison.tools, is_forced=True)
+    if cause := asked_under_force(made):
+        return Beside(cause)
+    if said := asked_otherwise(old, forced):
+        return Beside(named_cause("calls", "confirmed", said, FORCED))
+    if equal(old.value, forced.value) or lacks_only_ends(made):
+        return Beside()
+    gap = number_gap(old.value, forced.value) or 0.0
+    if not made.has_as_many_rows:
+        return Beside(other_number(old, forced, FORCED), gap)
+    return Beside(made_of_ids(made), gap)
+
+
+def asked_under_force(made: Comparison) -> Cause | None:
+    """The first prompt, or picture, that differs though the answers before it do not."""
+    batch = STAGES.index("batch")
+    for _, difference in made.counted:
+        if STAGES.index(difference.stage) < batch:
+            proof = "with the golden's ids forced, this differs still"
+            return difference_cause("confirmed", difference, proof)
+    return None
+
+
+def lacks_only_ends(made: Comparison) -> bool:
+    """Whether texts only end where the new stops end an answer, that a criterion of the old code's
+    own had let go on."""
+    decode = made.tools.decode
+    texts = texts_apart(made.old.value, made.new.value)
+    if made.has_same_ids or decode is None or not texts:
+        return False
+    rests = set()
+    for old, new in made.pairs:
+        whole = decode(old["output_ids"], True, False)
+        part = decode(new["output_ids"], True, False)
+        rests |= {whole.removeprefix(part), whole.removeprefix(part).rstrip()}
+    return all(
+        any(old.strip().removesuffix(rest).strip() == new.strip() for rest in rests)
+        for old, new in texts
+    )
+
+
+def of_prompts_behind(inquiry: Inquiry) -> Cause | None:
+    """A prompt behind an answer that differs, that differs by itself: also with the golden's ids
+    forced; or, where they cannot be forced, though it holds no answer."""
+    comparison = inquiry.comparison
+    if not comparison.behind:
+        return None
+    forced = inquiry.forced()
+    if forced is not None:
+        return asked_under_force(Comparison(inquiry.old, forced, comparison.tools, is_forced=True))
+    for difference in comparison.differences:
+        number = difference.row
+        if number in comparison.behind and not holds_answer(comparison, number):
+            proof = "it holds no answer that differs"
+            return difference_cause("likely", difference, proof)
+    return None
+
+
+HELD = 12  # characters, or ids, of an answer that a prompt does not hold by chance
+
+
+def holds_answer(comparison: Comparison, number: int | None) -> bool:
+    """Whether a prompt holds the beginning of an earlier answer, as text or as ids."""
+    old = comparison.pairs[number or 0][0]
+    text = f"{old.get('prompt_text') or ''}{old.get('messages') or ''}"
+    ids = words(old["prompt_ids"])
+    for call, (earlier, _) in zip(comparison.calls, comparison.pairs):
+        if call >= comparison.calls[number or 0]:
+            break
+        said = text_of(earlier).strip()[:HELD]
+        if (said and said in text) or words(earlier["output_ids"][:HELD]) in ids:
+            return True
+    return False
+
+
+def words(ids: Sequence[int]) -> str:
+    return "".join(f" {i}," for i in ids)
+
+
+def from_own_ids(inquiry: Inquiry) -> Cause | None:
+    """Each text that is an answer's, as it is or without blanks, is to be one in the new value."""
+    proof = "the golden's own ids could not be forced"
+    if unasked := unasked_rows(inquiry):
+        said = f"{len(unasked)} of {len(inquiry.old.rows)} prompts are not asked any more"
+        return named_cause("calls", "likely", said, proof)
+    if inquiry.new.raised is not None:
+        said = f"of other ids the new code makes {inquiry.new.raised}"
+        return named_cause("error", "likely", said, proof)
+    new_texts = dict(leaves(inquiry.new.value))
+    for path, text in leaves(inquiry.old.value):
+        for way in (str, str.strip):
+            pairs = answers_apart(inquiry.pairs, text, way)
+            if pairs and path in new_texts and new_texts[path] not in {*pairs, text}:
+                said = f"{place_name(path) or 'the value'} is {brief(new_texts[path])}"
+                return named_cause("value", "likely", f"{said}, and no answer is", proof)
+            if pairs:
+                break
+    return None
+
+
+def unasked_rows(inquiry: Inquiry) -> list[Row]:
+    """The golden's rows whose prompts the new code does not ask, also not for another row. One that
+    holds an answer may not be asked where that answer is another one."""
+    asked = {prompt_of(old) for old, _ in inquiry.pairs}
+    left = [row for row in inquiry.old.rows if prompt_of(row) not in asked]
+    answers = [words(row["output_ids"][:HELD]) for row in inquiry.old.rows if row["output_ids"]]
+    return [row for row in left if not any(ids in words(row["prompt_ids"]) for ids in answers)]
+
+
+def answers_apart(pairs: Pairs, text: str, way: Callable[[str], str]) -> set[str]:
+    """What the new answers are in place of one that is this text."""
+    if not text.strip():
+        return set()
+    return {way(text_of(new)) for old, new in pairs if way(text_of(old)) == text}
+
+
+# == Behind the model ==
+
+
+def of_invariant(findings: Findings) -> Judged | None:
+    """The first invariant that the new side alone breaks, unless an earlier stage differs."""
+    comparison = findings.comparison
+    if not comparison.broken:
+        return None
+    first = comparison.broken[0]
+    place = STAGES.index(first.place)
+    if any(STAGES.index(difference.stage) < place for _, difference in comparison.counted):
+        return None
+    if comparison.has_same_ids and first.law in ("end", "text"):
+        return None  # the texts themselves tell it
+    return drift(broken_cause(first))
+
+
+def of_equal_ids(findings: Findings) -> Judged | None:
+    """Equal ids, and another value. Where an earlier stage differs, too, only if putting that back
+    was tried in vain."""
+    inquiry = findings.inquiry
+    comparison = findings.comparison
+    if not comparison.has_same_ids:
+        return None
+    if comparison.counted:
+        has_gap = number_gap(findings.old.value, findings.new.value)
+        untried = [name for name, _ in comparison.counted if inquiry.why_untried(name)]
+        if has_gap or untried:
+            return None
+    cause = made_of_ids(comparison)
+    if cause.name == "value" and (parts := findings.changing()):
+        return could_not(
+            f"the new code gives another {', '.join(parts)} each time that it is run, and of the"
+            " old code that is not known; record it with --repeat 2"
+        )
+    return drift(cause)
+
+
+def made_of_ids(comparison: Comparison) -> Cause:
+    """Of equal ids: another text, or another value of the same text."""
+    if len(comparison.old.rows) > 1 and (order := of_places(comparison)):
+        return order
+    made = [one for one in comparison.differences if one.stage in ("decode", "text")]
+    if made and comes_of_texts(comparison):
+        proof = "with the new text in the old one's place, the old value becomes the new one"
+        return difference_cause("confirmed", made[0], proof)
+    has_unseen = any(unseen(*pair) for pair in comparison.pairs)
+    has_other_text = any(one.stage == "text" for one in made)
+    is_sure = comparison.has_same_ids and not (has_unseen or has_other_text)
+    proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
+    certainty: Certainty = "confirmed" if is_sure and comparison.old.rows else "likely"
+    return named_cause("value", certainty, value_sentence(comparison), proof)
+
+
+def comes_of_texts(comparison: Comparison) -> bool:
+    """Whether each text of the value that differs holds an answer's, and would be the new one with
+    the new answer's in its place."""
+    apart = texts_apart(comparison.old.value, comparison.new.value)
+    answers = [
+        (one, other)
+        for pair in comparison.pairs
+        for one, other in texts_of_answers(*pair, comparison.tools.decode)
+        if one != other and one.strip()
+    ]
+    if not apart or not answers:
+        return False
+    return all(any(is_replaced(*texts, *answer) for answer in answers) for texts in apart)
+
+
+def texts_of_answers(old: Row, new: Row, decode: Decoder | None) -> Iterator[tuple[str, str]]:
+    """What equal ids became on both sides: as it was recorded, and by the flags of each."""
+    yield text_of(old), text_of(new)
+    flag = decoding_of(old).get("skip_special_tokens")
+    new_flag = decoding_of(new).get("skip_special_tokens")
+    if decode is not None and None not in (flag, new_flag) and flag != new_flag:
+        ids = old["output_ids"]
+        yield decode(ids, bool(flag), False), decode(ids, bool(new_flag), False)
+
+
+def is_replaced(one: str, other: str, text: str, new_text: str) -> bool:
+    is_whole = one.replace(text, new_text) == other
+    return is_whole or one.replace(text.strip(), new_text.strip()) == other
+
+
+def value_sentence(comparison: Comparison) -> str:
+    """Where the values part first, and what each holds there."""
+    for path, old, new in partings(comparison.old.value, comparison.new.value):
+        return Difference("value", place_name(path), old, new).sentence()
+    return "the values differ"
+
+
+def of_stop(findings: Findings) -> Judged | None:
+    """Of each answer one is the beginning of the other: its end was not the model's choice."""
+    comparison = findings.comparison
+    if comparison.counted or comparison.has_same_ids or not comparison.has_as_many_rows:
+        return None
+    if not are_prefixes(comparison.pairs):
+        return None
+    apart = list(partings(comparison.old.value, comparison.new.value))
+    texts = [(old, new) for _, old, new in apart if isinstance(old, str) and isinstance(new, str)]
+    if apart and not (texts and all(resembles(*pair) for pair in texts)):
+        proof = "the ids are the same as far as both go, and the texts are not"
+        return drift(named_cause("value", "likely", value_sentence(comparison), proof))
+    return drift(of_other_ends(findings.inquiry))
+
+
+def of_other_ends(inquiry: Inquiry) -> Cause:
+    proof = "one answer is the beginning of the other"
+    for _, difference in inquiry.comparison.named:
+        if difference.stage == "stop":
+            return difference_cause("likely", difference, proof)
+    for number, (old, new) in enumerate(inquiry.pairs):
+        if old["output_ids"] != new["output_ids"]:
+            counts = f"{len(old['output_ids'])} tokens, and has {len(new['output_ids'])}"
+            return named_cause("stop", "likely", f"row {number} had {counts}", proof)
+    return named_cause("stop", "unattributed", proof)
+
+
+def of_first(findings: Findings) -> Judged | None:
+    """The first difference that counts, where no run proved it."""
+    inquiry = findings.inquiry
+    for name, difference in findings.comparison.counted:
+        if inquiry.is_possible(difference):
+            why = inquiry.why_untried(name)
+            result = f"putting it back was not tried, because {why}" if why else NOT_BACK
+            return drift(difference_cause("likely", difference, f"the first difference; {result}"))
+    return None
+
+
+# == Nothing but arithmetic is left ==
+
+
+def of_rounding(findings: Findings) -> Judged:
+    """The site's numerics decide, when all cases were run; until then, no one."""
+    inquiry = findings.inquiry
+    old = findings.old
+    new = findings.new
+    if ends_elsewhere(old, new) or not steps_of(old, new):
+        cause = by_company(inquiry) or of_prompts_behind(inquiry) or of_other_ends(inquiry)
+        return "DRIFT", cause, ()
+    if (place := place_of(old, new, "parted")) is None:
+        return could_not(OF_SEVERAL)
+    judged = could_not("the numerics of its site were not read")
+    if findings.numerics is None:
+        return judged
+    company = by_company(inquiry)
+    beside = beside_rounding(inquiry)
+    question = Question(
+        old, new, findings.samples.backend, "parted", judged, company, beside, place
+    )
+    findings.numerics.ask(question)
+    return judged
+
+
+def beside_rounding(inquiry: Inquiry) -> Beside:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
+    counted = inquiry.comparison.counted
+    if not counted:
+        return from_other_ids(inquiry)
+    proof = "seen directly; where the ids part it has no say"
+    return Beside(difference_cause("likely", counted[0][1], proof))
+
+
+def ask_numerics(findings: Findings, judged: Judged) -> Judged:
+    """Ask for the site's numerics where this verdict hangs on them, beside what `of_rounding`
+    asks."""
+    numerics = findings.numerics
+    old = findings.old
+    new = findings.new
+    if numerics is None or not old.rows or not new.rows:
+        return judged
+    kind = kind_of(old, new, judged, numerics.always)
+    if kind is None:
+        return judged
+    if (place := place_of(old, new, kind)) is None:
+        return could_not(OF_SEVERAL)
+    numerics.ask(Question(old, new, findings.samples.backend, kind, judged, place=place))
+    return judged
+
+
+TABLE: tuple[Callable[[Findings], Judged | None], ...] = (
+    unstable,
+    of_errors,
+    of_same_value,
+    of_order,
+    of_draws,
+    of_put_back,
+    of_cache,
+    of_company,
+    of_invariant,
+    of_calls,
+    of_equal_ids,
+    of_stop,
+    of_first,
+)

@@ -1,0 +1,98 @@
+"""What a recorded value holds: texts and numbers, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from parity.goldens.verdict import equal
+
+Path = tuple[Any, ...]
+TextPair = tuple[str, str]  # an old one and the new one in its place
+Parting = tuple[Path, Any, Any]  # where two values part, and what each holds there
+
+
+def leaves(value: Any, path: Path = (), kind: type = str) -> Iterator[tuple[Path, Any]]:
+    """Every string in a value, or what else it holds of this kind, and where it stands."""
+    if type(value) is kind:
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key), kind)
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from leaves(part, (*path, place), kind)
+
+
+def texts_in(value: Any) -> list[str]:
+    return [text for _, text in leaves(value)]
+
+
+def numbers_in(value: Any) -> set[int]:
+    return {number for _, number in leaves(value, kind=int)}
+
+
+def partings(old: Any, new: Any, path: Path = ()) -> Iterator[Parting]:
+    """Every place where two values part: the deepest that both have."""
+    if equal(old, new):
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        for key in old:
+            yield from partings(old[key], new[key], (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for place, (one, other) in enumerate(zip(old, new)):
+            yield from partings(one, other, (*path, place))
+    else:
+        yield path, old, new
+
+
+def place_name(path: Path) -> str:
+    """ "" of the whole value, else "items.3.text"."""
+    return ".".join(map(str, path))
+
+
+def texts_apart(old: Any, new: Any) -> list[TextPair] | None:
+    """The texts that differ, where nothing else does; None where something else differs, too."""
+    found = []
+    for _, one, other in partings(old, new):
+        if not (isinstance(one, str) and isinstance(other, str)):
+            return None
+        found.append((one, other))
+    return found
+
+
+def is_reordered(old: Any, new: Any) -> bool:
+    """Whether some list of two values holds the same parts in another order, and nothing else
+    differs."""
+    lists = list(unequal_lists(old, new))
+    return bool(lists) and all(has_same_parts(*pair) for pair in lists)
+
+
+def unequal_lists(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """The outermost lists that differ; where something else differs, that."""
+    if equal(old, new):
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        for key in old:
+            yield from unequal_lists(old[key], new[key])
+    else:
+        yield old, new
+
+
+def has_same_parts(old: Any, new: Any) -> bool:
+    if not (isinstance(old, list) and isinstance(new, list)) or len(old) != len(new):
+        return False
+    left = list(new)
+    for part in old:
+        place = next((k for k, other in enumerate(left) if equal(part, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return len(old) > 1
+
+
+def resembles(one: str, other: str) -> bool:
+    """Whether of two texts one is the beginning of the other, but for blanks around them."""
+    one = one.strip()
+    other = other.strip()
+    return one.startswith(other) or other.startswith(one)
