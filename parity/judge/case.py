@@ -19,6 +19,7 @@ from parity.goldens.verdict import Cause, Difference, Outcome, equal
 from parity.judge import loops
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison
+from parity.judge.hints import hints_of
 from parity.judge.inquiry import Inquiry
 from parity.judge.judge import Findings, judge
 from parity.judge.numerics.samples import Ledgers, Samples
@@ -71,6 +72,7 @@ class Judge:
         also: tuple[str, ...] = ()
         if cause is not None and verdict in ("DRIFT", "LATENT"):
             also = also_differs(comparison, cause)
+            notes = (*notes, *(f"hint: {hint}" for hint in hints_of(comparison, cause)))
         return Outcome(
             old.site,
             old.case,

@@ -127,7 +127,12 @@ class Inquiry:
         do together."""
         if self.rerun is None or not self.new.rows:
             return None
-        possible = [one for one in self.comparison.named if self.is_possible(one[1])]
+        possible = []
+        for name, difference in self.comparison.named:
+            if is_of_read_prompt(difference, self.pairs):
+                self.untried[name] = "a prompt that is only read cannot be put back"
+            elif self.is_possible(difference):
+                possible.append((name, difference))
         known = put_backs(possible, self.old, backend_of(self.new))
         for one in known:
             again = self.run(one.load, one.parts)
@@ -212,6 +217,11 @@ class Inquiry:
         counted = [difference for difference in found if difference.counts] or found
         if counted:
             self.steps.append(f"first difference: {counted[0].sentence()}")
+
+
+def is_of_read_prompt(difference: Difference, pairs: Pairs) -> bool:
+    is_prompt = difference.name.startswith("prompt.")
+    return is_prompt and bool(pairs[difference.row or 0][0].get("scored"))
 
 
 def backend_of(case: Case) -> str:

@@ -12,8 +12,9 @@ the verdict that stands meanwhile says so.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from parity.judge.row import (
     Pairs,
     Row,
     are_prefixes,
-    decoding_of,
+    decodes_of,
     entry,
     images_in,
     is_drawn,
@@ -56,7 +57,6 @@ from parity.judge.row import (
     text_of,
     unseen,
 )
-from parity.judge.stages.stage import Decoder
 from parity.judge.stages.stop import told_stops
 from parity.judge.stages.value import kind_of_error
 from parity.judge.values import (
@@ -725,41 +725,66 @@ def made_of_ids(comparison: Comparison) -> Cause:
     """Of equal ids: another text, or another value of the same text."""
     if len(comparison.old.rows) > 1 and (order := of_places(comparison)):
         return order
-    made = [one for one in comparison.differences if one.stage in ("decode", "text")]
-    if made and comes_of_texts(comparison):
-        proof = "with the new text in the old one's place, the old value becomes the new one"
-        return difference_cause("confirmed", made[0], proof)
+    if decoded := of_texts(comparison):
+        return decoded
     has_unseen = any(unseen(*pair) for pair in comparison.pairs)
-    has_other_text = any(one.stage == "text" for one in made)
-    is_sure = comparison.has_same_ids and not (has_unseen or has_other_text)
+    has_other_text = any(one.stage == "text" for one in comparison.differences)
+    is_sure = comparison.has_same_ids and not (has_unseen or has_other_text or comparison.counted)
     proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
     certainty: Certainty = "confirmed" if is_sure and comparison.old.rows else "likely"
     return named_cause("value", certainty, value_sentence(comparison), proof)
 
 
-def comes_of_texts(comparison: Comparison) -> bool:
-    """Whether each text of the value that differs holds an answer's, and would be the new one with
-    the new answer's in its place."""
-    apart = texts_apart(comparison.old.value, comparison.new.value)
-    answers = [
-        (one, other)
-        for pair in comparison.pairs
-        for one, other in texts_of_answers(*pair, comparison.tools.decode)
-        if one != other and one.strip()
-    ]
-    if not apart or not answers:
-        return False
-    return all(any(is_replaced(*texts, *answer) for answer in answers) for texts in apart)
+def of_texts(comparison: Comparison) -> Cause | None:
+    """The value differs as the texts do that equal ids became: with the new text in the old one's
+    place, the old value becomes the new one."""
+    old = comparison.old.value
+    new = comparison.new.value
+    texts = [(a, b) for _, a, b in partings(old, new) if isinstance(a, str) and isinstance(b, str)]
+    answers = list(texts_of_answers(comparison))
+    found = [first_replaced(*pair, answers) for pair in texts]
+    if not found or found[0] is None:
+        return None
+    name, before, after = found[0]
+    certainty: Certainty = "confirmed" if None not in found else "likely"
+    proof = "with the new text in the old one's place, the old value becomes the new one"
+    said = f"the text was {brief(before)}, is {brief(after)}"
+    return named_cause(name, certainty, said, proof)
 
 
-def texts_of_answers(old: Row, new: Row, decode: Decoder | None) -> Iterator[tuple[str, str]]:
-    """What equal ids became on both sides: as it was recorded, and by the flags of each."""
-    yield text_of(old), text_of(new)
-    flag = decoding_of(old).get("skip_special_tokens")
-    new_flag = decoding_of(new).get("skip_special_tokens")
-    if decode is not None and None not in (flag, new_flag) and flag != new_flag:
-        ids = old["output_ids"]
-        yield decode(ids, bool(flag), False), decode(ids, bool(new_flag), False)
+OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on both sides
+
+
+def texts_of_answers(comparison: Comparison) -> Iterator[OtherText]:
+    """As it was recorded, each time; and by the flags of both sides."""
+    decode = comparison.tools.decode
+    for old, new in comparison.pairs:
+        for one, other in itertools.product(decodes_of(old), decodes_of(new)):
+            name = name_of_flags(one, other)
+            yield name, one.get("text") or "", other.get("text") or ""
+            if decode is not None and name == OTHER_FLAG:
+                ids = old["output_ids"]
+                flags = [bool(how["skip_special_tokens"]) for how in (one, other)]
+                yield name, decode(ids, flags[0], False), decode(ids, flags[1], False)
+
+
+OTHER_FLAG = "decode.skip_special_tokens"
+
+
+def name_of_flags(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    for flag in ("skip_special_tokens", "clean_up"):
+        if None not in (one.get(flag), other.get(flag)) and one[flag] != other[flag]:
+            return f"decode.{flag}"
+    return "decode"
+
+
+def first_replaced(one: str, other: str, answers: Sequence[OtherText]) -> OtherText | None:
+    """The answer whose new text, in the place of its old one, makes a text of the value the new
+    one."""
+    for name, text, new_text in answers:
+        if text != new_text and text.strip() and is_replaced(one, other, text, new_text):
+            return name, text, new_text
+    return None
 
 
 def is_replaced(one: str, other: str, text: str, new_text: str) -> bool:

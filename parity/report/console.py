@@ -130,7 +130,7 @@ def rank(verdict: str) -> int:
 
 
 def cause_of_all(same: Sequence[Outcome]) -> str:
-    """ "stop.eos_set; 3 confirmed, 1 likely" """
+    """ "stop.end_ids; 3 confirmed, 1 likely" """
     causes = [outcome.cause for outcome in same if outcome.cause]
     if not causes:
         return ""

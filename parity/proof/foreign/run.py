@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def short(self) -> str:
-        """Verdict, cause and certainty in one line: "DRIFT stop.rule; confirmed"."""
+        """Verdict, cause and certainty in one line: "DRIFT stop.strings; confirmed"."""
         return f"{self.verdict} {self.cause}; {self.certainty}" if self.cause else self.verdict
 
 

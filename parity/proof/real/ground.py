@@ -69,7 +69,7 @@ MOVES = (
     Move("system message lost", function="lost_system_prompt", causes=("prompt",)),
     Move("half of the tokens", function="shorter", causes=("stop",)),
     Move("seed lost", SAMPLES, "no_seed", ("rng",)),
-    Move("temperature 1.2 for 0.8", SAMPLES, "hotter", ("sampling.leak", "sampling.processors")),
+    Move("temperature 1.2 for 0.8", SAMPLES, "hotter", ("sampling",)),
 )
 
 

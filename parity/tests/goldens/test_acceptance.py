@@ -56,7 +56,7 @@ def test_what_a_release_does_not_show_of_it_takes_nothing_away() -> None:
         (shorter(2, (4,), "d"), "is for stop.max_new_tokens: 64 -> 16, and this is stop.max_new_tokens: 64 -> 2"),
         (shorter(ids=(4, 9), value="dx"), "gives another value"),
         (shorter(value="garbage"), "gives another value"),
-        (replace(shorter(), cause=Cause("stop.end_ids", "confirmed", "")), "is for stop.max_new_tokens, and this is stop.eos"),
+        (replace(shorter(), cause=Cause("stop.end_ids", "confirmed", "")), "and this is stop.end_ids"),
         (replace(shorter(), differences=(*shorter().differences, Difference("decode", "x", 1, 2, 0))), ""),
         (replace(shorter(), differences=(*shorter().differences, Difference("model", "dtype", "a", "b", 0))), "model"),
     ],
@@ -96,7 +96,7 @@ def test_a_setting_is_exact(now: float) -> None:
 def test_one_that_covers_nothing_is_unused() -> None:
     assert judged(replace(shorter(), verdict="IDENTICAL")) == (
         "IDENTICAL",
-        ("s/c on hf: stop.length: the case is IDENTICAL",),
+        ("s/c on hf: stop.max_new_tokens: the case is IDENTICAL",),
     )
     gone = [why for _, why in idle_acceptances([ENTRY], {"s": ["other"]}, DAY)]
     ended = [why for _, why in idle_acceptances([ENTRY], {"s": ["c"]}, DAY + datetime.timedelta(1))]

@@ -32,7 +32,6 @@ from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, 
 from parity.judge.stages.batch import input_differences
 from parity.judge.stages.model import adapter_differences
 from parity.judge.stages.sampling import seeds, structure
-from parity.judge.stages.stage import Tools
 from parity.judge.stages.stop import end
 from parity.judge.values import is_reordered
 from parity.record import rows

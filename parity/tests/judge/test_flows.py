@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.stages.model import adapter_differences
 from parity.judge.stages.stop import stop_differences
-from parity.record.rows import LIKELIEST
 
 from .inquiries import cause_of, differences, inquiry_of
 from .test_company import FIRST, OLD, SECOND, case

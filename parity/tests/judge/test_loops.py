@@ -24,7 +24,6 @@ from parity.record.observe import Observer, Site, case
 from parity.record.rows import CHOSEN, LIKELIEST
 from parity.tests.conftest import ROOT, TEXT, VL
 
-
 OLD = """
 import copy
 import functools

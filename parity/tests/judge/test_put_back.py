@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from parity.goldens.store import Case, GoldenError
 from parity.goldens.causes import TABLE
+from parity.goldens.store import Case, GoldenError
 from parity.goldens.verdict import Difference
 from parity.judge.inquiry import PutBack
 from parity.judge.replay import Engines, Replay
@@ -57,7 +57,10 @@ RAISED = "OptionError: no such field 'num_beams'"
     ("again", "said"),
     [
         (NEW, "not sampling.repetition_penalty alone: putting it back does not bring the old answer back"),
-        (replace(NEW, raised=RAISED), "putting sampling.repetition_penalty back was not tried, because the run with it ended"),
+        (
+            replace(NEW, raised=RAISED),
+            "putting sampling.repetition_penalty back was not tried, because the run with it ended",
+        ),
         (None, "putting sampling.repetition_penalty back was not tried, because the case cannot be run again"),
     ],
 )

@@ -131,7 +131,7 @@ def test_numbers_of_either_sign_are_as_exact_as_the_largest() -> None:
 @pytest.mark.parametrize(("penalty", "kind"), [(1.0, "floats"), (1.5, None)])
 def test_of_numbers_of_tokens_too_rounding_is_asked(penalty: float, kind: str | None) -> None:
     """But not where something is declared otherwise, which moves them."""
-    said = Cause("sampling.processors", "likely", "numbers")
+    said = Cause("value", "likely", "numbers")
     old, new = (case([1, 2], value=[v], repetition_penalty=p) for v, p in ((-1.0, 1.0), (-1.01, penalty)))
     assert kind_of(old, new, ("DRIFT", said, ()), False) == kind
 

@@ -26,7 +26,7 @@ from parity.judge.stages.stop import (
 from parity.record.taps.vllm import never_text, vllm_stop
 
 from .inquiries import broken_by_new, cause_of, differences, inquiry_of
-from .test_company import FIRST, SECOND, case, drawn, found_with
+from .test_company import FIRST, case, drawn, found_with
 from .test_laws import TOOLS, row
 
 
