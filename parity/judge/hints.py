@@ -20,7 +20,7 @@ def hints_of(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     stage = stage_of(cause.name)
     if stage == "prompt":
         return tuple(next(map(of_prompt, filter(has_other_prompt, comparison.pairs)), ()))
-    if stage in ("value", "decode", "stop", "order"):
+    if stage in ("value", "decode"):
         return tuple(of_values(comparison))
     return ()
 

@@ -727,12 +727,19 @@ def made_of_ids(comparison: Comparison) -> Cause:
         return order
     if decoded := of_texts(comparison):
         return decoded
-    has_unseen = any(unseen(*pair) for pair in comparison.pairs)
-    has_other_text = any(one.stage == "text" for one in comparison.differences)
-    is_sure = comparison.has_same_ids and not (has_unseen or has_other_text or comparison.counted)
+    is_sure = bool(comparison.pairs) and comparison.has_same_ids and not comparison.counted
+    is_sure = is_sure and all(is_seen_alike(*pair) for pair in comparison.pairs)
     proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
-    certainty: Certainty = "confirmed" if is_sure and comparison.old.rows else "likely"
+    certainty: Certainty = "confirmed" if is_sure else "likely"
     return named_cause("value", certainty, value_sentence(comparison), proof)
+
+
+def is_seen_alike(old: Row, new: Row) -> bool:
+    """Whether prompt and text of a row were seen on both sides, and are the same."""
+    texts = old.get("text"), new.get("text")
+    has_same_text = None not in texts and texts[0] == texts[1]
+    is_scored = old.get("scored") and new.get("scored")
+    return bool(old["prompt_ids"] == new["prompt_ids"] and (has_same_text or is_scored))
 
 
 def of_texts(comparison: Comparison) -> Cause | None:
@@ -808,7 +815,8 @@ def of_stop(findings: Findings) -> Judged | None:
         return None
     apart = list(partings(comparison.old.value, comparison.new.value))
     texts = [(old, new) for _, old, new in apart if isinstance(old, str) and isinstance(new, str)]
-    if apart and not (texts and all(resembles(*pair) for pair in texts)):
+    has_other_ends = any(old.strip() != new.strip() for old, new in texts)
+    if apart and not (has_other_ends and all(resembles(*pair) for pair in texts)):
         proof = "the ids are the same as far as both go, and the texts are not"
         return drift(named_cause("value", "likely", value_sentence(comparison), proof))
     return drift(of_other_ends(findings.inquiry))

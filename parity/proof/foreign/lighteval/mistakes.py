@@ -37,7 +37,7 @@ MISTAKES = (
     Mistake(
         "instruction-lost",
         "Forgets the documents' instruction.",
-        '    instruction = doc.get("instruction",) or ""\n    for shot',
+        '    instruction = doc.get("instruction") or ""\n    for shot',
         '    instruction = ""\n    for shot',
         ("prompt",),
         ("few-shot",),
@@ -80,8 +80,8 @@ MISTAKES = (
     Mistake(
         "sampled-after-all",
         "Samples where a temperature is given; lighteval asks the checkpoint.",
-        'if parameters.get("temperature",) and saved_sampling(model_path).do_sample:',
-        'if parameters.get("temperature",):',
+        'if parameters.get("temperature") and saved_sampling(model_path).do_sample:',
+        'if parameters.get("temperature"):',
         ("sampling",),
         ("samples",),
         dtypes=REAL,

@@ -12,6 +12,7 @@ from types import CodeType
 import pytest
 
 from parity.goldens.store import Case, Store
+from parity.goldens.causes import TABLE, stage_of
 from parity.proof.foreign import __main__ as command
 from parity.proof.foreign import environment, run
 from parity.proof.foreign.drive import LIBRARIES, cases_of
@@ -19,20 +20,9 @@ from parity.proof.foreign.material import BACKENDS, DTYPES, Mistake, MistakeErro
 from parity.proof.foreign.run import Answer, Job, answers_of, mistakes_of
 from parity.proof.foreign.score import as_json, exit_code, render_faults, render_table, score
 
-CAUSES = {
-    "prompt": "messages template clock double_bos tokenization truncation",
-    "batch": "padding_side pad_unmasked position_ids inputs order composition",
-    "image": "content pixel_budget values tokens",
-    "model": "weights dtype attn quant",
-    "sampling": "mode leak processors draw",
-    "stop": "eos_set strings rule length",
-    "decode": "skip_special cleanup",
-    "post": "strip trim other",
-    "numeric": "near_tie shift",
-}
-NAMES = {f"{stage}.{name}" for stage, names in CAUSES.items() for name in names.split()} | {"sampling.seed"}
+STAGES = {stage_of(entry.name) for entry in TABLE}
 JOB = Job("lm_eval", "hf", "float32")
-LOST = Mistake("lost", "Loses the stops.", "a", "b", ("stop.strings",), ("one",))
+LOST = Mistake("lost", "Loses the stops.", "a", "b", ("stop",), ("one",))
 
 
 def answer(site: str, verdict: str, cause: str = "", certainty: str = "likely") -> Answer:
@@ -79,7 +69,7 @@ def test_mistakes_are_ten_with_known_cases_and_causes(library: str, dtype: str) 
         assert len({each.name for each in mistakes}) == 10
         for each in mistakes:
             assert set(each.cases) <= cases
-            assert set(each.right_causes) <= NAMES
+            assert set(each.right_causes) <= STAGES
 
 
 def test_apply_of_a_text_that_is_not_there_raises() -> None:
@@ -117,7 +107,7 @@ def test_score_of_a_wrong_name_passes_and_is_listed() -> None:
     row = score(JOB, [LOST], answers)
     assert row.cells[4:] == ("1/1", "0/1", "1")
     assert exit_code([row]) == 0
-    assert "right is stop.strings; DRIFT sampling.seed; confirmed" in render_faults([row])
+    assert "right is stop; DRIFT sampling.seed; confirmed" in render_faults([row])
 
 
 def test_score_without_any_answer_is_not_silent() -> None:
