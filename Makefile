@@ -77,10 +77,6 @@ fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, and 
 soak: $(VENV)/.ready  ## eight threads on one engine of each backend: memory flat, answers right? (an hour each)
 	$(BIN)/python -m parity.proof.soak $(SOAK)
 
-# FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
-frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
-	$(BIN)/python -m parity.proof frozen $(FROZEN)
-
 # FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
 foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
 	@$(BIN)/python -m parity.proof.foreign $(FOREIGN)
@@ -134,5 +130,5 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model try-real-model test browser parity selftest mutants fuzz soak real frozen foreign bench goldens lint matrix vendor release models pins \
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants fuzz soak real foreign bench goldens lint matrix vendor release models pins \
         foreign-pins clean

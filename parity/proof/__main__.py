@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from parity.cli import command_line
-from parity.proof import frozen, matrix, power, referee_command, selftest
+from parity.proof import matrix, power, referee_command, selftest
 from parity.proof.fuzz import hostile
 from parity.proof.mutants import command as mutants
 from parity.proof.real import ground
@@ -18,7 +18,6 @@ from parity.proof.real import ground
 COMMANDS = (
     selftest.add_selftest,
     mutants.add_mutants,
-    frozen.add_frozen,
     ground.add_real,
     referee_command.add_referee,
     power.add_power,

@@ -44,7 +44,9 @@ class Found:
     @property
     def is_named(self) -> bool:
         """Whether each alarm's first cause is a right one."""
-        return self.is_caught and all(stage_of(one.cause) in self.right_causes for one in self.alarms)
+        return self.is_caught and all(
+            stage_of(one.cause) in self.right_causes for one in self.alarms
+        )
 
     @property
     def is_wrong_and_confirmed(self) -> bool:

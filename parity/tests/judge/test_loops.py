@@ -767,7 +767,11 @@ def test_a_loop_that_only_takes_the_likeliest_does_not_draw(judged: Judged) -> N
         (("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"), None, "model.dtype; confirmed"),
         (("max_new_tokens=most", "max_new_tokens=most - 20"), "DRIFT", "stop; likely"),
         ((".text", ".text.upper()"), "DRIFT", "value; confirmed"),
-        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.repetition_penalty; confirmed"),
+        (
+            (', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'),
+            None,
+            "sampling.repetition_penalty; confirmed",
+        ),
     ],
     ids=["prompt", "dtype", "length", "text", "penalty"],
 )

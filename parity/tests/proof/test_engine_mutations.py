@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from parity.goldens.store import Store
 from parity.goldens.causes import TABLE, stage_of
+from parity.goldens.store import Store
 from parity.goldens.verdict import Cause, Outcome, Verdict
 from parity.proof.__main__ import main
 from parity.proof.callsites import probe

@@ -13,7 +13,7 @@ from parity.models.tasks import drawing
 from parity.record.observe import Observer
 from parity.tests.conftest import ROOT, TEXT, VL, Load
 
-from ..judge.inquiries import differences, suspects
+from ..judge.inquiries import differences, named
 
 QUESTION = "What do you see?"
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
@@ -66,7 +66,7 @@ def test_seeing_a_forward_changes_nothing_and_leaves_nothing(plain: tuple[Any, A
 def test_dropped_inputs_of_plain_code_are_named(plain: tuple[Any, Any]) -> None:
     _, old = seen(lambda: asked(plain))
     _, new = seen(lambda: asked(plain, "mm_token_type_ids"))
-    assert suspects(old, new, differences(old, new))[0][0] == "batch.keys"
+    assert named(old, new, differences(old, new))[0][0] == "batch.keys"
 
 
 def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> None:

@@ -94,7 +94,10 @@ MISTAKES = (
         "Gives the mean log-probability of a continuation instead of the sum.",
         "total = float(sum(logprobs))",
         "total = float(sum(logprobs)) / len(score.token_ids)",
-        ("value", "calls",),
+        (
+            "value",
+            "calls",
+        ),
         ("endings",),
     ),
     Mistake(
@@ -103,7 +106,10 @@ MISTAKES = (
         "            answers[index] = result.text\n    return answers\n\n\ndef equal_settings",
         "            answers[index] = result.text.strip()\n"
         "    return answers\n\n\ndef equal_settings",
-        ("value", "decode",),
+        (
+            "value",
+            "decode",
+        ),
         ("few-shot",),
         dtypes=("bfloat16",),
     ),

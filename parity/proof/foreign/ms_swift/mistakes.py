@@ -48,7 +48,10 @@ MISTAKES = (
         "Gives the engine's name for the reason, eos, where ms-swift says stop.",
         'reason = "length" if result.completion_tokens >= budget else "stop"',
         "reason = result.finish_reason",
-        ("value", "calls",),
+        (
+            "value",
+            "calls",
+        ),
         ("chats",),
         dtypes=REAL,
     ),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from parity.proof.foreign.material import Mistake
 
-STRUCTURE = (
-    "sampling",
-)  # README has no cause for a structure: it is a logits processor there
+STRUCTURE = ("sampling",)  # README has no cause for a structure: it is a logits processor there
 RETURNED = "    return [result.text for result in results]"
 TINY = ("float32",)
 REAL = ("bfloat16",)

@@ -106,7 +106,10 @@ MISTAKES = (
         "Shifts once more: the first token's log-probability is left out.",
         "return [list(score.logprobs) for score in model.score_batch(items)]",
         "return [list(score.logprobs)[1:] for score in model.score_batch(items)]",
-        ("value", "calls",),
+        (
+            "value",
+            "calls",
+        ),
         ("logprobs",),
         dtypes=TINY,
     ),
@@ -115,7 +118,10 @@ MISTAKES = (
         "Strips the completion.",
         RETURNED,
         "    return [result.text.strip() for result in results]",
-        ("value", "decode",),
+        (
+            "value",
+            "decode",
+        ),
         ("texts",),
         dtypes=REAL,
     ),

@@ -86,9 +86,7 @@ def test_stops_that_cut_where_old_code_does_are_no_difference_that_counts(
 
 
 @pytest.mark.parametrize(("text", "call"), [("a", {}), ("a", {"arguments": {"stop": "#"}})])
-def test_a_stop_that_no_answer_reaches_and_no_call_names_is_latent(
-    text: str, call: dict[str, Any]
-) -> None:
+def test_a_stop_that_no_answer_reaches_and_no_call_names_is_latent(text: str, call: dict[str, Any]) -> None:
     """It passed as IDENTICAL, with no line about it."""
     found = of_seen(cut_by_hand(text, ["\n\n"], **call))
     assert found is not None and (found.name, found.certainty) == ("stop.strings", "likely")

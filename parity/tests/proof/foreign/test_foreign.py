@@ -11,8 +11,8 @@ from types import CodeType
 
 import pytest
 
-from parity.goldens.store import Case, Store
 from parity.goldens.causes import TABLE, stage_of
+from parity.goldens.store import Case, Store
 from parity.proof.foreign import __main__ as command
 from parity.proof.foreign import environment, run
 from parity.proof.foreign.drive import LIBRARIES, cases_of
