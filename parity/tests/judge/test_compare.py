@@ -17,7 +17,7 @@ from parity.judge.numerics.surprise import permutation_p
 from parity.judge.row import placeholders_in
 from parity.record.rows import Placeholders
 
-from .inquiries import differences, named
+from .inquiries import cause_of, differences, inquiry_of, named
 
 
 def said(value: Any, source: str = "caller") -> dict[str, Any]:
@@ -303,3 +303,15 @@ def test_placeholders_in_of_several_ids_the_added_one() -> None:
     assert placeholders_in({**row, "images": []}) == Placeholders()
     clip = {"sha256": "b", "tokens": 1, "placeholder": 4, "indices": [0, 1]}
     assert placeholders_in({**row, "images": [*row["images"], clip]}) == Placeholders(90, 4)
+
+
+def test_a_forgotten_number_of_samples_is_named_with_both_values() -> None:
+    """It was "calls were added, dropped or cached"."""
+    drawn = {**ROW, "sampling": {"temperature": said(1.0), "n": said(4)}}
+    rows = [{**drawn, "output_ids": [k, 2]} for k in range(4)]
+    once = {**rows[0], "sampling": {**drawn["sampling"], "n": said(1)}}
+    old, new = Case("s", "c", rows=tuple(rows), value=["a"] * 4), Case("s", "c", rows=(once,), value=["a"])
+    found = cause_of(inquiry_of(old, new))
+    assert found is not None and str(found) == "sampling.n; likely" and "was 4, is 1" in found.sentence
+    requests = [{**row, "sampling": once["sampling"]} for row in rows]
+    assert not [d for d in differences(old, Case("s", "c", rows=tuple(requests))) if d.field == "n"]
