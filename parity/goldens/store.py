@@ -48,7 +48,8 @@ A case holds one row per sequence that the model generated:
     decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
 `request`, `inputs`, `finish` and `decodes` are younger than this format and may be absent: nothing was seen of them.
-`digest` is younger, too: a file that has one, and was edited, is not read.
+`source` and `digest` are younger, too: a file that has a digest, and was edited, is not
+read.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Case:
     changing: parts of the value that were others each time, with the same rows (parity/record/changing.py).
     samples: values of further runs with other seeds, for comparing distributions.
     defaults: stop strings of the function's own, of parameters that the call left out; absent in older goldens.
+    source: digest of the source that was recorded (parity/record/source.py); "" in older goldens, and of calls outside
+    any function.
     digest: that of the file which it was read from; "" in one that older releases wrote.
     """
 
@@ -111,6 +114,7 @@ class Case:
     samples: tuple[Any, ...] = ()
     environment: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    source: str = field(default="", compare=False)
     digest: str = field(default="", compare=False)
 
     @property
@@ -149,7 +153,7 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "changing": list, "samples": list, "environment": str, "defaults": dict, "digest": str,
+    "changing": list, "samples": list, "environment": str, "defaults": dict, "source": str, "digest": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,

@@ -22,6 +22,7 @@ from parity.goldens.store import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
 from parity.record.patching import ACTIVE, tap_function
+from parity.record.source import source_digest
 from parity.record.taps.models import FOLDERS
 
 VARIABLE = "PARITY_OBSERVE"
@@ -81,7 +82,12 @@ def observe_this_process() -> None:
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(dataclasses.asdict(line)) + "\n")
 
+    # Of a function it is read once: its file may be edited while it runs.
+    digest = functools.cache(source_digest)
+
     def sink(case: Case) -> None:
+        source = "" if setup.starting else digest(case.function)  # a check asks for none
+        case = dataclasses.replace(case, source=source)
         write("case", {**case.to_json(), "value": case.value})
 
     observer = Observer(

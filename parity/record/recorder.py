@@ -335,7 +335,9 @@ def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int)
         store.set_site(site, exit_code=returncode or None)
 
 
-OF_THE_RECORDING = {"environment", "defaults", "repeats", "changing", "samples"}  # not of code
+OF_THE_RECORDING = {  # not of what the code does
+    "environment", "defaults", "repeats", "changing", "samples", "source",
+}  # fmt: skip
 
 
 def is_same_golden(store: Store, case: Case) -> bool:
@@ -353,10 +355,11 @@ def is_known(store: Store, case: Case, overwrite: bool) -> bool:
 
 
 def says_more(store: Store, case: Case) -> bool:
-    """Whether a recording says what older releases did not keep: where files lay, defaults."""
+    """Whether a recording says what its golden does not: where files lay, defaults, which source
+    gives the same by now."""
     old = fields_of(store.read(case.site, case.case))
     new = fields_of(case)
-    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults"))
+    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults", "source"))
 
 
 def fields_of(case: Case) -> dict[str, Any]:
