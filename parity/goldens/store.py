@@ -548,11 +548,12 @@ def image_bytes(image: Any) -> bytes:
 
 
 SETTINGS: dict[str, type] = {
-    "moved": dict, "functions": list, "arguments": dict, "backends": list, "cases": dict, "load": dict,
-    "exit_code": int,
+    "moved": dict, "functions": list, "arguments": dict, "old_arguments": dict, "backends": list, "cases": dict,
+    "load": dict, "exit_code": int,
 }  # fmt: skip
 
 
+OF_TEXTS = ("moved", "arguments", "old_arguments")  # settings whose values are texts
 LOAD_FIELDS = (  # of the engine's ModelLoadConfig
     "model", "backend", "dtype", "device", "attn_implementation", "trust_remote_code", "revision", "max_model_len",
     "max_batch_tokens", "max_batch_size", "adapters", "logits_hooks", "decoder", "cache", "fallback_backend",
@@ -598,7 +599,7 @@ def settings_faults(said: Any) -> Iterator[Fault]:
         yield from unknown_settings(site, entry)
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
-            inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
+            inner = found.values() if name in OF_TEXTS and isinstance(found, dict) else found
             if name == "cases" and isinstance(found, dict):
                 inner = [text for own in found.values() for text in (own if isinstance(own, list) else [None])]
             if not isinstance(found, kind):

@@ -72,12 +72,17 @@ class Session:
     """
 
     def __init__(
-        self, store: Store, functions: Mapping[str, str], factories: Factories | None = None
+        self,
+        store: Store,
+        functions: Mapping[str, str],
+        factories: Factories | None = None,
+        load_factory: Callable[[str], Callable[..., Any]] | None = None,
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
-        data."""
+        data.   load_factory: gives one by its name (None: as `loaded` does)."""
         self.store = store
         self.factories = factories or {}
+        self.load_factory = load_factory or loaded
         self.objects: dict[str, Any] = {}
         self.engines = Engines()
         self.found: list[Case] = []
@@ -184,7 +189,7 @@ class Session:
         """What a factory of sites.json makes, once for all cases."""
         if factory not in self.objects:
             try:
-                self.objects[factory] = loaded(factory)()
+                self.objects[factory] = self.load_factory(factory)()
             except (Exception, SystemExit) as error:  # whatever their code raises
                 said = f"{type(error).__name__}: {error}"
                 raise GoldenError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import folder_to_write
+from parity.environment.revision import checked_out
 from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
@@ -319,9 +320,22 @@ def never_reached(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def run_record(args: argparse.Namespace) -> int:
+    if args.old is None:
+        return run_recording(args, Store(args.goldens))
+    store = Store(Path(args.goldens).absolute())
+    with checked_out(args.old, store.root) as old:
+        for word in command_of(args):
+            old.copy(word)
+        with old.entered():
+            return run_recording(args, store, (str(old.worktree), str(old.top)))
+
+
+def run_recording(
+    args: argparse.Namespace, store: Store, old: tuple[str, str] | None = None
+) -> int:
+    """old: the folder of a revision, which is entered, and the one that this stands for."""
     command = command_of(args)
     expect_program(command)
-    store = Store(args.goldens)
     sites = sites_of(args)
     for site in sites:
         expect_function(site, command)
@@ -330,7 +344,7 @@ def run_record(args: argparse.Namespace) -> int:
             "--name is for model calls outside any site; leave it out, or write "
             "--site NAME=MOD:FUNC"
         )
-    expect_writable_goldens(args.goldens)
+    expect_writable_goldens(str(store.root))
     done = record(
         command,
         store,
@@ -340,6 +354,7 @@ def run_record(args: argparse.Namespace) -> int:
         repeat=args.repeat,
         samples=args.samples,
         overwrite=args.overwrite,
+        old=old,
     )
     for name in by_site(done.written):
         store.set_site(name)
@@ -366,12 +381,17 @@ def add_record(sub: Any) -> None:
     site_help = "a call site; MOD may be script.py"
     name_help = "without --site: what the model calls are filed under (default: the script's name)"
     repeat_help = "run N times, to find what does not repeat"
+    old_help = (
+        "run the command in the files of a git revision: for code that was edited before it "
+        "was recorded; a script that the revision has not is today's"
+    )
     samples_help = "N more runs with other seeds, values kept"
     add("--site", action="append", metavar="[NAME=]MOD:FUNC", help=site_help)
     add("--name", help=name_help)
     add("--no-seed", action="store_true", help="leave random generators as the script has them")
     add("--repeat", type=int, default=1, metavar="N", help=repeat_help)
     add("--samples", type=int, default=0, metavar="N", help=samples_help)
+    add("--old", metavar="REV", help=old_help)
     add("--overwrite", action="store_true", help="replace goldens that differ")
     add("command", nargs=argparse.REMAINDER, help="-- python script.py …, -- -m pkg.mod …")
     parser.set_defaults(run=run_record)

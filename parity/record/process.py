@@ -22,7 +22,7 @@ from parity.goldens.store import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
 from parity.record.patching import ACTIVE, tap_function
-from parity.record.source import source_digest
+from parity.record.source import source_digest, source_file
 from parity.record.taps.models import FOLDERS
 
 VARIABLE = "PARITY_OBSERVE"
@@ -34,13 +34,15 @@ Starting = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an observed process is told. folder: where its files go."""
+    """What an observed process is told. folder: where its files go.   inside: the folder that the
+    code must come from; "" where it may come from anywhere."""
 
     folder: str
     sites: Sequence[Site]
     loose: str | None
     seed: int | None
     starting: Starting | None = None
+    inside: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -86,6 +88,7 @@ def observe_this_process() -> None:
     digest = functools.cache(source_digest)
 
     def sink(case: Case) -> None:
+        refuse_outside(case.function, setup.inside)
         source = "" if setup.starting else digest(case.function)  # a check asks for none
         case = dataclasses.replace(case, source=source)
         write("case", {**case.to_json(), "value": case.value})
@@ -113,6 +116,18 @@ def observe_this_process() -> None:
 
     atexit.register(close)
     observer.install()
+
+
+def refuse_outside(function: str, folder: str) -> None:
+    """Raise ValueError for a function that was not loaded from a folder."""
+    module = function.rpartition(":")[0]
+    if not folder or not module:
+        return
+    loaded: Any = getattr(sys.modules.get(module), "__file__", None) or source_file(module)
+    if loaded is None or not Path(loaded).resolve().is_relative_to(folder):
+        raise ValueError(
+            f"{function} was loaded from {loaded}, not from the revision: it is installed there"
+        )
 
 
 # == Scripts that define a site themselves ==

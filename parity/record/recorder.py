@@ -31,6 +31,7 @@ from parity.record.calls import Site
 from parity.record.changing import Part, as_recorded, changing, value_or_error
 from parity.record.process import VARIABLE, Line, Setup, Starting
 from parity.record.seeds import SEED
+from parity.record.values import with_places
 
 __all__ = ["HOOK", "Recorded", "Seen", "Starting", "record", "run_observed"]
 
@@ -69,15 +70,17 @@ def run_observed(
     seed: int | None,
     starting: Starting | None = None,
     limits: tuple[float, float] | None = None,
+    inside: str = "",
 ) -> Seen:
     """Run a command with an observer in every Python process below it. Its output and input are its
     own.
 
     limits: seconds without a call, and in all, after which it is ended with its children.
+    inside: the folder that the functions of the sites must come from.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = with_main(list(command), sites)
-    environ = observed_environ(Setup(str(folder), sites, loose, seed, starting))
+    environ = observed_environ(Setup(str(folder), sites, loose, seed, starting, inside))
     if limits is not None:
         return run_limited(command, environ, folder, limits)
     ended = subprocess.run(command, env=environ, check=False)
@@ -251,16 +254,19 @@ def record(
     repeat: int = 1,
     samples: int = 0,
     overwrite: bool = False,
+    old: tuple[str, str] | None = None,
 ) -> Recorded:
     """Record a command.
 
     repeat: run it so often in all, to find what does not repeat itself.   samples: further runs
-    with other seeds, whose values are kept.   overwrite: replace goldens that differ.
+    with other seeds, whose values are kept.   overwrite: replace goldens that differ.   old: the
+    folder of a revision that the code must come from, and the one that this stands for.
     """
+    how: dict[str, Any] = {"sites": sites, "loose": loose, "inside": old[0] if old else ""}
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
 
         def run(name: str, seed: int | None) -> Seen:
-            return run_observed(command, Path(scratch, name), sites=sites, loose=loose, seed=seed)
+            return run_observed(command, Path(scratch, name), seed=seed, **how)
 
         first = run("0", seed)
         again = []
@@ -271,6 +277,8 @@ def record(
         for number in range(1, samples + 1):
             others.append(run(f"s{number}", (seed or 0) + number))
         cases = [with_other_runs(case, again, others) for case in first.cases]
+        if old is not None:
+            cases = [with_places(case, dict([old])) for case in cases]
         return put_goldens(first, cases, store, overwrite)
 
 

@@ -55,6 +55,14 @@ def source_digest(function: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
+def source_file(module: str) -> Path | None:
+    """The file of "pkg.mod" or "path/script.py", as it is imported here; None for one of a library,
+    or that is nowhere."""
+    if module.endswith(".py"):
+        return Path(module) if Path(module).is_file() else None
+    return SourceReader(sys.path).find(module)
+
+
 @dataclass(frozen=True, slots=True)
 class Import:
     """`from module import name`, or with the name "" `import module`.   level: leading dots."""

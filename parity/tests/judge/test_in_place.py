@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -116,3 +117,58 @@ def test_record_again_after_an_edit_keeps_the_golden_and_overwrite_takes_the_sou
     assert recorded.path("answers", "answer-001").read_text() == before
     assert main([*RECORD[:1], "--overwrite", *RECORD[1:]]) == 4
     assert OLD_CODE in checked(capsys)[1]
+
+
+# == The old code is in git only ==
+
+CALLS = "from acme.answers import answer\n\nanswer('yes')\n"
+
+
+def git(*words: str) -> None:
+    author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *author, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A repository whose call site was edited in place and committed before anything was recorded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    git("init", "-q")
+    for mark in "!?":
+        for name, text in (("__init__", ""), ("answers", ANSWERS), ("words", WORDS)):
+            (tmp_path / "acme").mkdir(exist_ok=True)
+            (tmp_path / f"acme/{name}.py").write_text(text.replace('MARK = "!"', f'MARK = "{mark}"'))
+        git("add", "acme")
+        git("commit", "-qm", mark)
+    return Store("golden")
+
+
+@pytest.mark.parametrize("script", ["", "untracked", "committed since"])
+def test_record_of_a_revision_records_its_code(script: str, edited: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", "acme.answers"]
+    if script:
+        Path("calls.py").write_text(CALLS)
+        command = ["calls.py"]
+    if script == "committed since":
+        git("add", "calls.py")
+        git("commit", "-qm", "calls")
+    old = "HEAD~2" if script == "committed since" else "HEAD~1"
+    assert main([*RECORD[:1], "--old", old, *RECORD[1:4], sys.executable, *command]) == 4
+    golden = edited.read("answers", "answer-001")
+    assert golden.value == "YES!" and edited.names("answers")[0] == "answer-001"
+    assert Path.cwd() == edited.root.absolute().parent
+    assert main([*RECORD[:4], sys.executable, *command]) == 1, "the code of today gives another value"
+    assert "was YES▸! is YES▸?" in checked(capsys)[1]
+
+
+def test_record_of_a_revision_refuses_code_that_is_not_its_own(
+    edited: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("calls.py").write_text(f"import sys\n\nsys.path.insert(0, {str(tmp_path)!r})\n{CALLS}")
+    command = [*RECORD[:1], "--old", "HEAD~1", *RECORD[1:4], sys.executable, "calls.py"]
+    assert main(command) == 5
+    assert "not from the revision" in capsys.readouterr().out and not edited.names("answers")
+    assert main([*command[:2], "nowhere", *command[3:]]) == 2
+    assert "is no revision" in capsys.readouterr().err
