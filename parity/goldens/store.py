@@ -649,6 +649,29 @@ class Store:
         said[site] = {name: entry for name, entry in {**said.get(site, {}), **changes}.items() if entry is not None}
         self.write_json(dict(sorted(said.items())), SITES_JSON)
 
+    def drop_site(self, site: str) -> None:
+        """Forget what belongs to a site beside its cases."""
+        said = self.settings()
+        if said.pop(site, None) is not None:
+            self.write_json(said, SITES_JSON)
+
+    def rename_site(self, old: str, new: str) -> None:
+        """Give the cases and settings of a site to one that is not there yet; one without a digest stays so."""
+        if new in RESERVED or not is_base_name(new) or not new.isprintable():
+            raise ValueError(f"{new!r} cannot be the name of a site; choose another")
+        for name in self.names(old):
+            file = f"{name}{SUFFIX}"
+            said = {**self.read_json(old, file), "site": new}
+            if "digest" in said:
+                said["digest"] = digest_of(said)
+            self.write_json(said, new, file)
+        for name in self.names(old):
+            self.folder.remove(old, f"{name}{SUFFIX}")
+        settings = self.settings()
+        if old in settings:
+            self.drop_site(old)
+            self.set_site(new, **settings[old])
+
     def path(self, site: str, case: str) -> Path:
         return self.folder.place(site, f"{case}{SUFFIX}")
 
@@ -876,6 +899,12 @@ def expect_name(store: Store, name: str, sites: Sequence[str], must_exist: bool)
         there = "`python -m parity list --cases` shows what is there" if sites else NEXT_STEP
         guess = f"did you mean {close[0]!r}?" if close else there
         raise ValueError(f"there is no {name!r} under {store.root}; {guess}")
+
+
+def guess_of(name: str, known: Sequence[str]) -> str:
+    """What may be meant by a misspelt name."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def split_cases(names: Sequence[str]) -> tuple[list[str], list[str]]:
