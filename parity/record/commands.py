@@ -16,6 +16,7 @@ from typing import Any
 
 from parity.environment.output_paths import folder_to_write
 from parity.environment.revision import checked_out
+from parity.goldens.acceptance import name_of
 from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
@@ -260,6 +261,18 @@ def object_lines(done: Recorded, store: Store) -> Iterator[str]:
         )
 
 
+def acceptance_lines(done: Recorded, store: Store) -> Iterator[str]:
+    """Acceptances of goldens that were replaced, and how to remove them."""
+    replaced = {(case.site, case.case) for case in done.replaced}
+    for entry in store.accepted():
+        if (entry.site, entry.case) in replaced:
+            label = f"{entry.site}/{entry.case}"
+            yield (
+                f"the acceptance {name_of(entry)} is of a golden that was replaced; remove it:"
+                f" python -m parity accept --withdraw {label} --backend {entry.backend}"
+            )
+
+
 def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:
     called = {case.function for case in done.seen.cases}
     for site in sites:
@@ -359,7 +372,8 @@ def run_recording(
     for name in by_site(done.written):
         store.set_site(name)
     say(recorded_text(done, store))
-    for line in (*object_lines(done, store), *unseen_lines(done, sites)):
+    lines = [*object_lines(done, store), *unseen_lines(done, sites), *acceptance_lines(done, store)]
+    for line in lines:
         say(line)
     return done.exit_code
 

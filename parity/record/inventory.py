@@ -4,6 +4,7 @@ broken."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import sys
 from collections.abc import Sequence
@@ -53,7 +54,13 @@ def run_list(args: argparse.Namespace) -> int:
 def idle_entries(store: Store) -> list[tuple[Accepted, str]]:
     """Acceptances that can cover nothing, and why."""
     goldens = {site: store.names(site) for site in store.sites()}
-    return [*idle_acceptances(store.accepted(), goldens, datetime.date.today())]
+
+    def read(entry: Accepted) -> dict[str, Any] | None:
+        with contextlib.suppress(GoldenError):  # which is told where goldens are listed
+            return store.read(entry.site, entry.case).to_json()
+        return None
+
+    return [*idle_acceptances(store.accepted(), goldens, datetime.date.today(), read)]
 
 
 Idle = Sequence[tuple[Accepted, str]]  # an acceptance, and why it goes

@@ -222,10 +222,11 @@ def with_unique_names(cases: Sequence[Case]) -> Iterator[Case]:
 
 @dataclass(slots=True)
 class Recorded:
-    """What a recording did to the goldens."""
+    """What a recording did to the goldens.   replaced: of the written ones, those that differ."""
 
     seen: Seen
     written: list[Case] = field(default_factory=list)
+    replaced: list[Case] = field(default_factory=list)
     same: list[Case] = field(default_factory=list)
     refused: list[Case] = field(default_factory=list)
 
@@ -323,6 +324,8 @@ def put_goldens(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool
         elif exists and not overwrite:
             done.refused.append(case)
         else:
+            if exists and not is_same_golden(store, case):
+                done.replaced.append(case)
             for blob in golden.blob_names(case):
                 store.put_blob((seen.blobs / blob).read_bytes(), Path(blob).suffix)
             store.write(case)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
+from parity.goldens.acceptance import Accepted
 from parity.goldens.store import Store
 
 ANSWERS = """
@@ -117,6 +118,18 @@ def test_record_again_after_an_edit_keeps_the_golden_and_overwrite_takes_the_sou
     assert recorded.path("answers", "answer-001").read_text() == before
     assert main([*RECORD[:1], "--overwrite", *RECORD[1:]]) == 4
     assert OLD_CODE in checked(capsys)[1]
+
+
+def test_record_over_an_accepted_golden_says_that_the_acceptance_covers_nothing_now(
+    recorded: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for case in ("answer-001", "answer-002"):
+        recorded.accept(Accepted("answers", case, "hf", "post.other", (), "0", "wanted", "2999-01-01"))
+    edit("answers", "return ended(shout(word))", "return ended(shout(word)) if word == 'no' else word")
+    assert main([*RECORD[:1], "--overwrite", *RECORD[1:]]) == 4
+    said = capsys.readouterr().out
+    assert said.count("parity accept --withdraw answers/answer-001") == 1
+    assert "withdraw answers/answer-002" not in said, "it gives what it gave, and only its source was taken"
 
 
 # == The old code is in git only ==
