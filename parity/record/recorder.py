@@ -79,8 +79,8 @@ def run_observed(
     inside: the folder that the functions of the sites must come from.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = with_main(list(command), sites)
-    environ = observed_environ(Setup(str(folder), sites, loose, seed, starting, inside))
+    setup = Setup(str(folder), sites, loose, seed, starting, inside, base=os.getcwd())
+    environ = observed_environ(setup)
     if limits is not None:
         return run_limited(command, environ, folder, limits)
     ended = subprocess.run(command, env=environ, check=False)
@@ -94,17 +94,8 @@ def observed_environ(setup: Setup) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, VARIABLE: setup.to_json()}
 
 
-def with_main(command: list[str], sites: Sequence[Site]) -> list[str]:
-    """A command whose script defines a site itself goes through `process.run_script`."""
-    scripts = {Path(site.module).resolve() for site in sites if site.module.endswith(".py")}
-    for index, word in enumerate(command):
-        if word.endswith(".py") and Path(word).resolve() in scripts:
-            return [*command[:index], str(HOOK / "run_script.py"), *command[index:]]
-    return command
-
-
 def run_limited(
-    command: list[str], environ: Mapping[str, str], folder: Path, limits: tuple[float, float]
+    command: Sequence[str], environ: Mapping[str, str], folder: Path, limits: tuple[float, float]
 ) -> Seen:
     process = subprocess.Popen(command, env=environ, start_new_session=True)
     stopped = ""
