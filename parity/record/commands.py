@@ -145,6 +145,9 @@ def by_site(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
+MOST_NAMES = 5  # of cases in one line
+
+
 def count_lines(done: Recorded) -> Iterator[str]:
     kinds = {"written": done.written, "unchanged": done.same, "NOT replaced": done.refused}
     for kind, cases in kinds.items():
@@ -186,6 +189,13 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             "those of the moved code, which takes some hundred tokens; or record it greedy"
         )
     yield from unfollowed_lines(site, rows)
+    without = [case.case for case in cases if not case.rows and not case.raised]
+    if without:
+        some = ", ".join(without[:MOST_NAMES])
+        yield (
+            f"{site}: no call of a model was seen in {len(without)} of {len(cases)} calls ({some}):"
+            " of these the value alone is compared"
+        )
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 

@@ -101,7 +101,22 @@ def uncompared_lines(check: Check) -> list[str]:
         if parts:
             places = ", ".join(changing_places(parts))
             lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
-    return list(lines)
+    return [*lines, *value_alone_lines(check)]
+
+
+def value_alone_lines(check: Check) -> list[str]:
+    """Of each site, how many cases pass without a model call on either side."""
+    cases: dict[str, dict[str, None]] = {}
+    for outcome in check.outcomes:
+        old, new = outcome.old or {}, outcome.new or {}
+        has_calls = old.get("rows") or new.get("rows")
+        if old and not has_calls and not old.get("raised") and check.passes(outcome):
+            cases.setdefault(outcome.site, {})[outcome.case] = None
+    return [
+        f"NO MODEL CALL was seen in {len(names)} cases of {site}, the first is "
+        f"{next(iter(names))}: of these the value alone is compared"
+        for site, names in cases.items()
+    ]
 
 
 def only_old_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
