@@ -189,6 +189,12 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             "those of the moved code, which takes some hundred tokens; or record it greedy"
         )
     yield from unfollowed_lines(site, rows)
+    if same := equal_arguments(cases):
+        count = sum(bool(case.function) for case in cases)
+        yield (
+            f"{site}: equal in all {count} calls: {', '.join(same)}; what another value does is"
+            " not in these goldens"
+        )
     without = [case.case for case in cases if not case.rows and not case.raised]
     if without:
         some = ", ".join(without[:MOST_NAMES])
@@ -198,6 +204,19 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
         )
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
+
+
+def equal_arguments(cases: Sequence[Case]) -> list[str]:
+    """Arguments that were the same in all calls of a site, of several; but for objects."""
+    calls = [case.arguments for case in cases if case.function]
+    if len(calls) < 2:
+        return []
+    first, *others = calls
+    return [
+        name
+        for name, value in first.items()
+        if not objects_in(value) and all(name in one and one[name] == value for one in others)
+    ]
 
 
 def unfollowed_lines(site: str, rows: Sequence[Row]) -> Iterator[str]:

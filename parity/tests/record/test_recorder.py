@@ -13,7 +13,7 @@ import pytest
 from parity.__main__ import main
 from parity.goldens.store import Case, Store
 from parity.judge.script import REPLAYS, Replays
-from parity.record.commands import never_reached
+from parity.record.commands import never_reached, site_lines
 from parity.record.events import Template, Tokens
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import is_same_golden, run_observed
@@ -159,3 +159,25 @@ def test_record_of_a_command_line_sees_the_sites_of_the_scripts_in_it(
     assert sorted(golden.value for golden in goldens) == ["A", "B"] and not broken
     assert {golden.function for golden in goldens} == {"app.py:shout"} and all(golden.source for golden in goldens)
     assert f"['app.py', 'a'] {tmp_path / 'app.py'} A" in capfd.readouterr().out, "as without the recorder"
+
+
+MODEL = {"$object": "torch.nn.Linear"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([{"path": "m", "word": "a"}, {"path": "m", "word": "b"}], "path"),
+        ([{"path": "m", "stop": ["."]}, {"path": "m", "stop": ["."]}], "path, stop"),
+        ([{"path": "m"}, {"path": "m", "stop": None}], "path"),
+        ([{"word": "a"}, {"word": "b"}], None),
+        ([{"path": "m"}], None),
+        ([{"model": MODEL}, {"model": MODEL}], None),
+    ],
+    ids=["one varies", "none varies", "one is left out once", "all vary", "a single call", "an object"],
+)
+def test_record_says_which_arguments_were_equal_in_all_calls(calls: list[dict[str, Any]], said: str | None) -> None:
+    cases = [Case("site", f"c-{n}", "m:f", arguments, value="v") for n, arguments in enumerate(calls)]
+    lines = [line for line in site_lines("site", cases) if "equal in all" in line]
+    assert len(lines) == (said is not None)
+    assert all(f" calls: {said}; " in line for line in lines)
