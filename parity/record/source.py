@@ -12,6 +12,7 @@ lines and the width of indents do not count.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import io
@@ -26,7 +27,7 @@ from pathlib import Path
 from parity.record.patching import LIBRARIES, STANDARD_LIBRARY
 
 DIGITS = 16  # hexadecimal digits of a sha256: against a slip of a hand, not against an attack
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER}
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
 # Since Python 3.12 an f-string is several tokens.
 FORMATTED_BEGINS = {getattr(token, name, None) for name in ("FSTRING_START", "TSTRING_START")}
 FORMATTED_ENDS = {getattr(token, name, None) for name in ("FSTRING_END", "TSTRING_END")}
@@ -47,7 +48,7 @@ def source_digest(function: str) -> str:
     try:
         reader.reach(path, "" if is_script else module, {name})
         is_there = any(name in statement.binds for statement in reader.file(path).statements)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, tokenize.TokenError):
         return ""
     if not is_there:
         return ""
@@ -74,12 +75,12 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement at the top of a file.   binds, uses: names.   code: its tokens as one text."""
+    """A statement at the top of a file.   binds, uses: names.   text: its lines."""
 
     binds: frozenset[str]
     uses: frozenset[str]
     imports: tuple[Import, ...]
-    code: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,15 @@ class SourceReader:
     reached: set[str] = field(default_factory=set)
     files: dict[Path, SourceFile] = field(default_factory=dict)
     asked: set[tuple[Path, str]] = field(default_factory=set)
+    found: dict[str, Path | None] = field(default_factory=dict)
 
     def find(self, module: str) -> Path | None:
         """The file of a module of the user; None for one of a library, or that is nowhere."""
+        if module not in self.found:
+            self.found[module] = self._find(module)
+        return self.found[module]
+
+    def _find(self, module: str) -> Path | None:
         name = module.replace(".", os.sep)
         for folder in self.folders:
             for path in (Path(folder, name, "__init__.py"), Path(folder, f"{name}.py")):
@@ -126,7 +133,7 @@ class SourceReader:
             self.asked.add((path, name))
             for statement in file.statements:
                 if name in statement.binds or "*" in statement.binds:
-                    self.reached.add(statement.code)
+                    self.reached.add(code_of(statement.text))
                     left |= statement.uses
                     self.follow(statement.imports, path, module, name)
 
@@ -159,15 +166,17 @@ def is_of_user(path: Path) -> bool:
 # == One file ==
 
 
+@functools.lru_cache(maxsize=512)
 def parse_file(source: bytes, name: str) -> SourceFile:
-    tree = ast.parse(source, name)
-    tokens = list(code_tokens(source))
+    text = importlib.util.decode_source(source)
+    tree = ast.parse(text, name)
+    lines = text.split("\n")
     statements = []
     attributes = set[str]()
     for node in tree.body:
         attributes |= {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
         if not is_main_block(node):
-            statements.append(read_statement(node, tokens))
+            statements.append(read_statement(node, lines))
     return SourceFile(tuple(statements), frozenset(attributes))
 
 
@@ -178,13 +187,12 @@ def is_main_block(node: ast.stmt) -> bool:
     return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
 
 
-def read_statement(node: ast.stmt, tokens: Iterable[tuple[int, str]]) -> Statement:
+def read_statement(node: ast.stmt, lines: Sequence[str]) -> Statement:
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    last = node.end_lineno or first
-    code = " ".join(text for line, text in tokens if first <= line <= last)
+    text = "\n".join(lines[first - 1 : node.end_lineno])
     uses = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    return Statement(frozenset(names_bound(node)), frozenset(uses), tuple(imports_in(node)), code)
+    return Statement(frozenset(names_bound(node)), frozenset(uses), tuple(imports_in(node)), text)
 
 
 def names_bound(node: ast.stmt) -> Iterator[str]:
@@ -228,11 +236,13 @@ def imports_in(node: ast.stmt) -> Iterator[Import]:
                     yield Import(module or "", alias.name, level)
 
 
-def code_tokens(source: bytes) -> Iterator[tuple[int, str]]:
-    """(line, text) of each token that is code; the first one of a line has its depth before it."""
+@functools.lru_cache(maxsize=4096)
+def code_of(text: str) -> str:
+    """The tokens of a statement that are code, a line each with its depth in front."""
+    words = list[str]()
     depth = 0
     is_first = True
-    for found in whole_tokens(source):
+    for found in whole_tokens(text):
         if found.type in NO_CODE:
             continue
         if found.type == tokenize.INDENT:
@@ -242,17 +252,16 @@ def code_tokens(source: bytes) -> Iterator[tuple[int, str]]:
         elif found.type == tokenize.NEWLINE:
             is_first = True
         else:
-            yield found.start[0], f"\n{depth} {found.string}" if is_first else found.string
+            words.append(f"\n{depth} {found.string}" if is_first else found.string)
             is_first = False
+    return " ".join(words)
 
 
-def whole_tokens(source: bytes) -> Iterator[tokenize.TokenInfo]:
+def whole_tokens(text: str) -> Iterator[tokenize.TokenInfo]:
     """Tokens, in which an f-string is one, as before Python 3.12."""
-    lines: list[str] = []
+    lines = io.StringIO(text).readlines()
     begun = list[tokenize.TokenInfo]()
-    for found in tokenize.tokenize(io.BytesIO(source).readline):
-        if found.type == tokenize.ENCODING:
-            lines = io.StringIO(source.decode(found.string), newline=None).readlines()
+    for found in tokenize.generate_tokens(io.StringIO(text).readline):
         if found.type in FORMATTED_BEGINS:
             begun.append(found)
         elif found.type not in FORMATTED_ENDS:
@@ -262,8 +271,8 @@ def whole_tokens(source: bytes) -> Iterator[tokenize.TokenInfo]:
             begun.pop()
         else:
             start = begun.pop().start
-            text = text_between(lines, start, found.end)
-            yield found._replace(type=tokenize.STRING, string=text, start=start)
+            string = text_between(lines, start, found.end)
+            yield found._replace(type=tokenize.STRING, string=string, start=start)
 
 
 Position = tuple[int, int]  # line from 1, column from 0
