@@ -124,7 +124,7 @@ def test_record_over_an_accepted_golden_says_that_the_acceptance_covers_nothing_
     recorded: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for case in ("answer-001", "answer-002"):
-        recorded.accept(Accepted("answers", case, "hf", "post.other", (), "0", "wanted", "2999-01-01"))
+        recorded.accept(Accepted("answers", case, "hf", "value", (), "0", "wanted", "2999-01-01"))
     edit("answers", "return ended(shout(word))", "return ended(shout(word)) if word == 'no' else word")
     assert main([*RECORD[:1], "--overwrite", *RECORD[1:]]) == 4
     said = capsys.readouterr().out

@@ -21,7 +21,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         for case in ("a", "b"):
             store.write(Case(site, case, f"acme.{site}:ask", {"word": case}, value=case))
         store.set_site(site, functions=[f"acme.{site}:ask"], backends=["hf"])
-        store.accept(Accepted(site, "a", "hf", "post.strip", (), "0", "wanted", "2999-01-01"))
+        store.accept(Accepted(site, "a", "hf", "value", (), "0", "wanted", "2999-01-01"))
     return store
 
 
