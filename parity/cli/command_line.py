@@ -33,6 +33,7 @@ from parity.goldens.safe_text import say
 from parity.goldens.store import GoldenError, SettingsError
 from parity.record import commands as recording
 from parity.record import inventory
+from parity.record import rename as renaming
 from parity.report import answers
 from parity.report import commands as judging
 from parity.rollout import report as rollout
@@ -47,6 +48,7 @@ COMMANDS = (
     judging.add_accept,
     inventory.add_list,
     inventory.add_prune,
+    renaming.add_rename,
     upgrading.add_upgrade,
     differing.add_diff,
     answers.add_compare,

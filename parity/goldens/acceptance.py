@@ -1,8 +1,9 @@
 """Differences that someone wants: what an acceptance binds, and which outcomes it covers.
 
-An acceptance covers one value of one case on one backend, until a day: the settings that changed, as old and new value,
-and a digest of what the new code gives. Another value voids it, and so does a change that is not among them. Nothing
-here reads a file or runs a model.
+An acceptance covers one change of one case on one backend, until a day: the settings that changed, as old and new
+value, what the golden holds and what the new code gives. Of these it keeps a digest, and each number by itself: numbers
+are the same where a check says so, to the digits that a golden holds. Another value on either side voids it, and so
+does a setting that is not among them. Nothing here reads a file or runs a model.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from parity.goldens.verdict import Difference, Outcome
+from parity.goldens.verdict import Difference, Outcome, equal
 
 OPEN = ("DRIFT", "LATENT")  # verdicts that an acceptance can cover
 SHOWN = 60  # characters of a value; a longer one is told by its ends and its digest
 MOST_CHANGES = 12  # told one by one; of more, the rest is one digest
-DIGITS = 2  # of a number in the digest: rounding, which is another on each machine, moves later ones
-MADE = ("output_ids", "decode", "text", "value")  # stages that the digest covers
+DIGITS = 2  # of a number among observed inputs: rounding, which is another on each machine, moves later ones
+STORED_DIGITS = 6  # of a number in a golden, and here
+MADE = ("output_ids", "decode", "text", "value")  # stages that both digests cover
 SETTINGS = ("model", "sampling", "stop")  # stages of what somebody said: no rounding moves it
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """One difference that is wanted.   changes: each setting or input that differs, as "field: old -> new".
-    gives: digest_of what the new code gives.   until: the last day, YYYY-MM-DD."""
+    was, gives: digests of what the golden holds and of what the new code gives, without their numbers; older releases
+    wrote no `was`.   numbers: those of both, under the same two names.   until: the last day, YYYY-MM-DD."""
 
     site: str
     case: str
@@ -38,6 +41,8 @@ class Accepted:
     gives: str
     reason: str
     until: str
+    was: str = ""
+    numbers: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         datetime.date.fromisoformat(self.until)
@@ -49,7 +54,8 @@ class Accepted:
         return self.site, self.case, self.backend
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "changes": list(self.changes)}
+        said = {**dataclasses.asdict(self), "changes": list(self.changes)}
+        return {name: entry for name, entry in said.items() if entry or name not in ("was", "numbers")}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Accepted:
@@ -68,17 +74,31 @@ class Accepted:
         if not set(changes) <= set(self.changes):  # a release may not show one of them
             now = "; ".join(changes) or "nothing declared"
             return f"it is for {'; '.join(self.changes) or 'nothing declared'}, and this is {now}"
-        if digest_of(outcome) != self.gives:
+        if not self.has_golden(outcome.old):
+            return "its golden was recorded again, with another value"
+        if not self.holds("gives", outcome.new):
             return "the new code gives another value than the accepted one"
         return "" if today <= datetime.date.fromisoformat(self.until) else f"it ended on {self.until}"
+
+    def has_golden(self, golden: Mapping[str, Any] | None) -> bool:
+        """Whether a golden is the one that was there when this was accepted."""
+        return not self.was or self.holds("was", golden)
+
+    def holds(self, side: str, recording: Mapping[str, Any] | None) -> bool:
+        """Whether a recording gives what this binds of the side "was" or "gives"."""
+        digest, numbers = digest_of(recording)
+        return digest == getattr(self, side) and equal(self.numbers.get(side, []), numbers)
 
 
 def acceptance_of(outcome: Outcome, reason: str, until: str) -> Accepted:
     """What accepts an open outcome, and no other value."""
     assert outcome.cause is not None
     place = outcome.site, outcome.case, outcome.backend
-    changes, gives = changes_of(outcome), digest_of(outcome)
-    return Accepted(*place, outcome.cause.name, changes, gives, reason, until)
+    was, old_numbers = digest_of(outcome.old)
+    gives, new_numbers = digest_of(outcome.new)
+    sides = {"was": old_numbers, "gives": new_numbers}
+    numbers = {name: own for name, own in sides.items() if own}
+    return Accepted(*place, outcome.cause.name, changes_of(outcome), gives, reason, until, was, numbers)
 
 
 def changes_of(outcome: Outcome) -> tuple[str, ...]:
@@ -102,11 +122,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}… {sha_of(text)}"
 
 
-def digest_of(outcome: Outcome) -> str:
-    """Of what the new code gives: ids, value, exception."""
-    new = outcome.new or {}
-    ids = [row["output_ids"] for row in new.get("rows", ())]
-    return sha_of(plain([ids, new.get("value"), new.get("raised")]))
+def digest_of(recording: Mapping[str, Any] | None) -> tuple[str, list[float]]:
+    """Of what code gives (ids, value, exception): a digest of all but its numbers, and these."""
+    said = recording or {}
+    ids = [row["output_ids"] for row in said.get("rows", ())]
+    numbers = list[float]()
+
+    def placed(number: float) -> str:
+        numbers.append(float(f"{number:.{STORED_DIGITS}g}"))
+        return "a number"
+
+    digest = sha_of(plain([ids, said.get("value"), said.get("raised")], placed))
+    return digest, numbers
 
 
 def sha_of(value: Any) -> str:
@@ -164,12 +191,21 @@ def name_of(entry: Accepted) -> str:
     return f"{entry.site}/{entry.case} on {entry.backend}: {entry.cause}"
 
 
+Recording = Mapping[str, Any]
+
+
 def idle_acceptances(
-    entries: Sequence[Accepted], goldens: Mapping[str, Sequence[str]], today: datetime.date
+    entries: Sequence[Accepted],
+    goldens: Mapping[str, Sequence[str]],
+    today: datetime.date,
+    read: Callable[[Accepted], Recording | None] = lambda entry: None,
 ) -> Iterator[tuple[Accepted, str]]:
-    """(an acceptance that can cover nothing, why).   goldens: site -> its cases."""
+    """(an acceptance that can cover nothing, why).   goldens: site -> its cases.   read: gives the golden of an
+    acceptance, None where it cannot be read."""
     for entry in entries:
         if entry.case not in goldens.get(entry.site, ()):
             yield entry, "there is no such golden"
+        elif (golden := read(entry)) is not None and not entry.has_golden(golden):
+            yield entry, "its golden was recorded again, with another value"
         elif today > datetime.date.fromisoformat(entry.until):
             yield entry, f"it ended on {entry.until}"

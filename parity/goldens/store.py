@@ -48,7 +48,8 @@ A case holds one row per sequence that the model generated:
     decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
 `request`, `inputs`, `finish` and `decodes` are younger than this format and may be absent: nothing was seen of them.
-`digest` is younger, too: a file that has one, and was edited, is not read.
+`source` and `digest` are younger, too: a file that has a digest, and was edited, is not
+read.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Case:
     changing: parts of the value that were others each time, with the same rows (parity/record/changing.py).
     samples: values of further runs with other seeds, for comparing distributions.
     defaults: stop strings of the function's own, of parameters that the call left out; absent in older goldens.
+    source: digest of the source that was recorded (parity/record/source.py); "" in older goldens, and of calls outside
+    any function.
     digest: that of the file which it was read from; "" in one that older releases wrote.
     """
 
@@ -111,6 +114,7 @@ class Case:
     samples: tuple[Any, ...] = ()
     environment: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    source: str = field(default="", compare=False)
     digest: str = field(default="", compare=False)
 
     @property
@@ -149,7 +153,7 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "changing": list, "samples": list, "environment": str, "defaults": dict, "digest": str,
+    "changing": list, "samples": list, "environment": str, "defaults": dict, "source": str, "digest": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
@@ -544,11 +548,12 @@ def image_bytes(image: Any) -> bytes:
 
 
 SETTINGS: dict[str, type] = {
-    "moved": dict, "functions": list, "arguments": dict, "backends": list, "cases": dict, "load": dict,
-    "exit_code": int,
+    "moved": dict, "functions": list, "arguments": dict, "old_arguments": dict, "backends": list, "cases": dict,
+    "load": dict, "exit_code": int,
 }  # fmt: skip
 
 
+OF_TEXTS = ("moved", "arguments", "old_arguments")  # settings whose values are texts
 LOAD_FIELDS = (  # of the engine's ModelLoadConfig
     "model", "backend", "dtype", "device", "attn_implementation", "trust_remote_code", "revision", "max_model_len",
     "max_batch_tokens", "max_batch_size", "adapters", "logits_hooks", "decoder", "cache", "fallback_backend",
@@ -594,7 +599,7 @@ def settings_faults(said: Any) -> Iterator[Fault]:
         yield from unknown_settings(site, entry)
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
-            inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
+            inner = found.values() if name in OF_TEXTS and isinstance(found, dict) else found
             if name == "cases" and isinstance(found, dict):
                 inner = [text for own in found.values() for text in (own if isinstance(own, list) else [None])]
             if not isinstance(found, kind):
@@ -643,6 +648,29 @@ class Store:
         said = self.settings()
         said[site] = {name: entry for name, entry in {**said.get(site, {}), **changes}.items() if entry is not None}
         self.write_json(dict(sorted(said.items())), SITES_JSON)
+
+    def drop_site(self, site: str) -> None:
+        """Forget what belongs to a site beside its cases."""
+        said = self.settings()
+        if said.pop(site, None) is not None:
+            self.write_json(said, SITES_JSON)
+
+    def rename_site(self, old: str, new: str) -> None:
+        """Give the cases and settings of a site to one that is not there yet; one without a digest stays so."""
+        if new in RESERVED or not is_base_name(new) or not new.isprintable():
+            raise ValueError(f"{new!r} cannot be the name of a site; choose another")
+        for name in self.names(old):
+            file = f"{name}{SUFFIX}"
+            said = {**self.read_json(old, file), "site": new}
+            if "digest" in said:
+                said["digest"] = digest_of(said)
+            self.write_json(said, new, file)
+        for name in self.names(old):
+            self.folder.remove(old, f"{name}{SUFFIX}")
+        settings = self.settings()
+        if old in settings:
+            self.drop_site(old)
+            self.set_site(new, **settings[old])
 
     def path(self, site: str, case: str) -> Path:
         return self.folder.place(site, f"{case}{SUFFIX}")
@@ -871,6 +899,12 @@ def expect_name(store: Store, name: str, sites: Sequence[str], must_exist: bool)
         there = "`python -m parity list --cases` shows what is there" if sites else NEXT_STEP
         guess = f"did you mean {close[0]!r}?" if close else there
         raise ValueError(f"there is no {name!r} under {store.root}; {guess}")
+
+
+def guess_of(name: str, known: Sequence[str]) -> str:
+    """What may be meant by a misspelt name."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def split_cases(names: Sequence[str]) -> tuple[list[str], list[str]]:

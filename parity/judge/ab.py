@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from parity.environment.revision import Revision
 from parity.goldens.store import Case, GoldenError, Store, blob_names, chosen_cases
 from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
-from parity.judge.revision import Revision
 from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.sites import merged_settings, named_function, pairs_asked
 from parity.judge.values import texts_in
 from parity.judge.worker import Died, Worker
-from parity.record.values import Keeper
+from parity.record.source import source_file
+from parity.record.values import with_places
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
     """What old code is to do again. functions: golden's function -> the same in the old code.
-    old: the folder that it must come from, and the one that this stands for, or None."""
+    old: the folder that it must come from, and the one that this stands for, or None.
+    today: module of factories -> its file as it is now, beside the old code of a revision."""
 
     root: str
     into: str
@@ -34,6 +38,7 @@ class Again:
     settings: Mapping[str, Mapping[str, Any]]
     functions: Mapping[str, str]
     old: tuple[str, str] | None = None
+    today: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_again(
@@ -115,9 +120,34 @@ def asked_again(
             items.append(item)
         except GoldenError as error:
             errors[item] = error
-    place = (str(old.worktree), str(old.top)) if old else None
-    asked = dataclasses.replace(job, items=tuple(items), functions=functions, old=place)
+    asked = dataclasses.replace(job, items=tuple(items), functions=functions)
+    if old is not None:
+        place = str(old.worktree), str(old.top)
+        asked = dataclasses.replace(asked, old=place, today=factories_of_today(asked, old))
     return asked, errors
+
+
+def factories_of(job: Again) -> dict[str, dict[str, str]]:
+    """Site -> argument of the old code -> its factory."""
+    return {
+        site: said.get("old_arguments", said.get("arguments", {}))
+        for site, said in job.settings.items()
+    }
+
+
+def factories_of_today(job: Again, old: Revision) -> dict[str, str]:
+    """Module of factories -> its file now, which the revision may not have, or may have otherwise.
+    Not of one that holds a recorded function, too: that is the old code."""
+    recorded = {source_file(function.rpartition(":")[0]) for function in job.functions}
+    found = {}
+    for made in factories_of(job).values():
+        for factory in made.values():
+            module = factory.rpartition(":")[0]
+            path = source_file(module)
+            is_in_tree = path is not None and old.place(path).is_relative_to(old.worktree)
+            if path is not None and is_in_tree and path not in recorded:
+                found[module] = str(path.resolve())
+    return found
 
 
 def items_of(chosen: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
@@ -169,15 +199,12 @@ def recorded_again(job: Again) -> Iterator[str]:
     """In the worker: for each case "" when it was recorded, or why it was not."""
     store = Store(job.root)
     into = Store(job.into)
-    factories = {
-        site: said.get("old_arguments", said.get("arguments", {}))
-        for site, said in job.settings.items()
-    }
     sites = {}
     for site, name in job.items:
         function = store.read(site, name).function
         sites[job.functions[function]] = site
-    with Session(store, sites, factories) as session:
+    factory_of_today = functools.partial(load_of_today, job.today)
+    with Session(store, sites, factories_of(job), factory_of_today) as session:
         for site, name in job.items:
             try:
                 old = store.read(site, name)
@@ -191,15 +218,33 @@ def recorded_again(job: Again) -> Iterator[str]:
 AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
 
 
+def load_of_today(today: Mapping[str, str], factory: str) -> Callable[..., Any]:
+    """A factory from its file of today; what that imports is the old code."""
+    module, _, attribute = factory.rpartition(":")
+    if module not in today:
+        return loaded(factory)
+    name = f"{module}@today"  # beside the old module, in the same package
+    if name not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(name, today[module])
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]  # else the next case would find half of it
+            raise
+    found: Any = sys.modules[name]
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise GoldenError(f"{today[module]} has no function {attribute}; correct sites.json")
+    return cast(Callable[..., Any], found)
+
+
 def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     keep_blobs(old, session.store, into)
     new = session.call(old, job.functions[old.function], {}, {}, frozenset())
     if job.old is not None:  # paths as they are now
-        files = dict([job.old])
-        told = Keeper(None, files=files).keep
-        rows = tuple(told(dict(row)) for row in new.rows)
-        raised = told(new.raised)
-        new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=raised)
+        new = with_places(new, dict([job.old]))
     keep_blobs(new, session.scratch, into)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
     new = dataclasses.replace(new, arguments=old.arguments)

@@ -250,9 +250,10 @@ def unfit(
     """What is to be said of a golden that nothing can be run for; of others, the function is noted
     in `functions`."""
     if name == "*":
-        return missing(
-            site, "*", backend, f"no golden under {store.root / site}; record the old code first"
-        )
+        why = f"no golden under {store.root / site}; record the old code first"
+        if site in store.settings():
+            why += f", or, if the call site is gone: python -m parity prune {site} --yes"
+        return missing(site, "*", backend, why)
     if not store.exists(site, name):
         return missing(site, name, backend, f"there is no {store.path(site, name)}")
     try:

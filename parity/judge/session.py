@@ -18,7 +18,7 @@ from parity.environment.companion_loader import Lender
 from parity.goldens.store import Case, GoldenError, SettingsError, Store, objects_in
 from parity.judge.faults import HarnessFault
 from parity.judge.replay import Engines, Replay, readable
-from parity.judge.sites import raise_not_there
+from parity.judge.sites import NotThere, raise_not_there, steps_of_absent
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
@@ -72,12 +72,17 @@ class Session:
     """
 
     def __init__(
-        self, store: Store, functions: Mapping[str, str], factories: Factories | None = None
+        self,
+        store: Store,
+        functions: Mapping[str, str],
+        factories: Factories | None = None,
+        load_factory: Callable[[str], Callable[..., Any]] | None = None,
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
-        data."""
+        data.   load_factory: gives one by its name (None: as `loaded` does)."""
         self.store = store
         self.factories = factories or {}
+        self.load_factory = load_factory or loaded
         self.objects: dict[str, Any] = {}
         self.engines = Engines()
         self.found: list[Case] = []
@@ -134,7 +139,7 @@ class Session:
         HarnessFault if it could not be seen."""
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
-        called = loaded(function)
+        called = loaded_function(old, function)
         args, kwargs = spread(called, self.given(old, called))
         self.found.clear()
         self.observer.failures.clear()
@@ -184,7 +189,7 @@ class Session:
         """What a factory of sites.json makes, once for all cases."""
         if factory not in self.objects:
             try:
-                self.objects[factory] = loaded(factory)()
+                self.objects[factory] = self.load_factory(factory)()
             except (Exception, SystemExit) as error:  # whatever their code raises
                 said = f"{type(error).__name__}: {error}"
                 raise GoldenError(
@@ -247,6 +252,17 @@ def loaded(function: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
         raise_not_there(function, error)
         raise GoldenError(f"{function} could not be imported: {words_and_place(error)}") from error
+
+
+def loaded_function(old: Case, function: str) -> Callable[..., Any]:
+    """The function that is called with a golden's arguments. Raises GoldenError."""
+    try:
+        return loaded(function)
+    except NotThere as absent:
+        if function != old.function:
+            raise
+        steps = steps_of_absent(old.site, function, absent)
+        raise GoldenError(f"{absent}; {steps}") from absent
 
 
 def taken(function: Callable[..., Any]) -> set[str]:

@@ -126,11 +126,13 @@ def expect_cases(store: Store, site: str, patterns: Iterable[str]) -> None:
 
 class NotThere(GoldenError):
     """A function whose module does not exist, or does not hold it.   named: "module" or
-    "module:function", whichever is not there."""
+    "module:function", whichever is not there.   like: a name that may be meant, or ""."""
 
-    def __init__(self, named: str, problem: str) -> None:
-        super().__init__(problem)
+    def __init__(self, named: str, problem: str, like: str = "") -> None:
+        guess = f"did you mean {like!r}?" if like else "correct it"
+        super().__init__(f"{problem}; {guess}")
         self.named = named
+        self.like = like
 
 
 def raise_not_there(function: str, error: BaseException) -> None:
@@ -139,20 +141,34 @@ def raise_not_there(function: str, error: BaseException) -> None:
     module, _, attribute = function.rpartition(":")
     if module.endswith(".py") and not Path(module).exists():
         near = [str(Path(module).with_name(file.name)) for file in Path(module).parent.glob("*.py")]
-        raise NotThere(module, f"there is no file {module}{guessed(module, near)}") from error
+        raise NotThere(module, f"there is no file {module}", closest(module, near)) from error
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         absent = str(error.name)
-        raise NotThere(
-            module, f"there is no module {absent}{guessed(absent, modules_beside(absent))}"
-        ) from error
+        like = closest(absent, modules_beside(absent))
+        raise NotThere(module, f"there is no module {absent}", like) from error
     if type(error) is LookupError:
-        guess = guessed(attribute, functions_of(module))
-        raise NotThere(function, f"{module} has no function {attribute}{guess}") from error
+        like = closest(attribute, functions_of(module))
+        raise NotThere(function, f"{module} has no function {attribute}", like) from error
 
 
-def guessed(name: str, known: Iterable[str]) -> str:
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like one; "" if none is."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {close[0]!r}?" if close else "; correct it"
+    return close[0] if close else ""
+
+
+def steps_of_absent(site: str, function: str, absent: NotThere) -> str:
+    """What to do about a recorded function that is nowhere, and of which nothing says that it was
+    moved."""
+    module, _, attribute = function.rpartition(":")
+    new = "NEW.MODULE:FUNCTION"
+    if absent.like:
+        is_function = absent.named == function
+        new = f"{module}:{absent.like}" if is_function else f"{absent.like}:{attribute}"
+    return (
+        f"if it was renamed: python -m parity rename {function} {new}; if the call site is gone:"
+        f" python -m parity prune {site} --yes"
+    )
 
 
 def modules_beside(name: str) -> Iterator[str]:

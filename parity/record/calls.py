@@ -107,7 +107,8 @@ class Call:
     files: path among its arguments -> what stands for it in its value.   branches: its threads,
     each with the number of events before it.   parent: the call that a thread works for.   depths:
     what is running in its thread.   script_seed: one that the script set since the call before.
-    failures_before: of the recorder, when it began.
+    failures_before: of the recorder, when it began.   is_over: it has ended; a thread that it
+    started may go on.   unseen: model calls that began meanwhile in threads of no call.
     """
 
     site: str
@@ -123,6 +124,13 @@ class Call:
     depths: dict[str, int] = field(default_factory=dict)
     script_seed: int | None = None
     failures_before: int = 0
+    is_over: bool = False
+    unseen: int = 0
+
+    @property
+    def root(self) -> Call:
+        """The call of a site that a thread's call works for."""
+        return self if self.parent is None else self.parent.root
 
     def all_events(self) -> list[Event]:
         """Its events, and those of each thread where it was started: the same order each time."""
@@ -173,6 +181,7 @@ class Listener:
         self.opened: weakref.WeakSet[Any] = weakref.WeakSet()
         self.memory = Memory()
         self.thread = ThreadState()
+        self.under_way = list[Call]()  # calls of sites, in any thread
         self.lock = threading.RLock()
 
     @contextlib.contextmanager
@@ -206,6 +215,16 @@ class Listener:
     def in_site(self) -> bool:
         """Whether a call of a site is running in this thread."""
         return self.thread.call is not None
+
+    def count_unseen(self) -> None:
+        """A model call begins; where its thread works for no call that is under way, nobody knows
+        which of these it is for."""
+        call = self.thread.call
+        if self.within(*MODEL_CALLS) or (call is not None and not call.root.is_over):
+            return
+        with self.lock:
+            for other in self.under_way:
+                other.unseen += 1
 
     def running(self) -> Call:
         """The call that events of this thread belong to."""
@@ -285,6 +304,7 @@ def model_tap(tap: ListenerTap) -> ListenerTap:
 
     @functools.wraps(tap)
     def whole(listener: Listener, call: Invocation) -> Any:
+        listener.count_unseen()
         with listener.inside(ASKING):
             return tap(listener, call)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import folder_to_write
+from parity.environment.revision import checked_out
+from parity.goldens.acceptance import name_of
 from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
@@ -143,6 +145,9 @@ def by_site(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
+MOST_NAMES = 5  # of cases in one line
+
+
 def count_lines(done: Recorded) -> Iterator[str]:
     kinds = {"written": done.written, "unchanged": done.same, "NOT replaced": done.refused}
     for kind, cases in kinds.items():
@@ -184,8 +189,34 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             "those of the moved code, which takes some hundred tokens; or record it greedy"
         )
     yield from unfollowed_lines(site, rows)
+    if same := equal_arguments(cases):
+        count = sum(bool(case.function) for case in cases)
+        yield (
+            f"{site}: equal in all {count} calls: {', '.join(same)}; what another value does is"
+            " not in these goldens"
+        )
+    without = [case.case for case in cases if not case.rows and not case.raised]
+    if without:
+        some = ", ".join(without[:MOST_NAMES])
+        yield (
+            f"{site}: no call of a model was seen in {len(without)} of {len(cases)} calls ({some}):"
+            " of these the value alone is compared"
+        )
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
+
+
+def equal_arguments(cases: Sequence[Case]) -> list[str]:
+    """Arguments that were the same in all calls of a site, of several; but for objects."""
+    calls = [case.arguments for case in cases if case.function]
+    if len(calls) < 2:
+        return []
+    first, *others = calls
+    return [
+        name
+        for name, value in first.items()
+        if not objects_in(value) and all(name in one and one[name] == value for one in others)
+    ]
 
 
 def unfollowed_lines(site: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -259,6 +290,18 @@ def object_lines(done: Recorded, store: Store) -> Iterator[str]:
         )
 
 
+def acceptance_lines(done: Recorded, store: Store) -> Iterator[str]:
+    """Acceptances of goldens that were replaced, and how to remove them."""
+    replaced = {(case.site, case.case) for case in done.replaced}
+    for entry in store.accepted():
+        if (entry.site, entry.case) in replaced:
+            label = f"{entry.site}/{entry.case}"
+            yield (
+                f"the acceptance {name_of(entry)} is of a golden that was replaced; remove it:"
+                f" python -m parity accept --withdraw {label} --backend {entry.backend}"
+            )
+
+
 def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:
     called = {case.function for case in done.seen.cases}
     for site in sites:
@@ -319,9 +362,22 @@ def never_reached(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def run_record(args: argparse.Namespace) -> int:
+    if args.old is None:
+        return run_recording(args, Store(args.goldens))
+    store = Store(Path(args.goldens).absolute())
+    with checked_out(args.old, store.root) as old:
+        for word in command_of(args):
+            old.copy(word)
+        with old.entered():
+            return run_recording(args, store, (str(old.worktree), str(old.top)))
+
+
+def run_recording(
+    args: argparse.Namespace, store: Store, old: tuple[str, str] | None = None
+) -> int:
+    """old: the folder of a revision, which is entered, and the one that this stands for."""
     command = command_of(args)
     expect_program(command)
-    store = Store(args.goldens)
     sites = sites_of(args)
     for site in sites:
         expect_function(site, command)
@@ -330,7 +386,7 @@ def run_record(args: argparse.Namespace) -> int:
             "--name is for model calls outside any site; leave it out, or write "
             "--site NAME=MOD:FUNC"
         )
-    expect_writable_goldens(args.goldens)
+    expect_writable_goldens(str(store.root))
     done = record(
         command,
         store,
@@ -340,11 +396,13 @@ def run_record(args: argparse.Namespace) -> int:
         repeat=args.repeat,
         samples=args.samples,
         overwrite=args.overwrite,
+        old=old,
     )
     for name in by_site(done.written):
         store.set_site(name)
     say(recorded_text(done, store))
-    for line in (*object_lines(done, store), *unseen_lines(done, sites)):
+    lines = [*object_lines(done, store), *unseen_lines(done, sites), *acceptance_lines(done, store)]
+    for line in lines:
         say(line)
     return done.exit_code
 
@@ -366,12 +424,17 @@ def add_record(sub: Any) -> None:
     site_help = "a call site; MOD may be script.py"
     name_help = "without --site: what the model calls are filed under (default: the script's name)"
     repeat_help = "run N times, to find what does not repeat"
+    old_help = (
+        "run the command in the files of a git revision: for code that was edited before it "
+        "was recorded; a script that the revision has not is today's"
+    )
     samples_help = "N more runs with other seeds, values kept"
     add("--site", action="append", metavar="[NAME=]MOD:FUNC", help=site_help)
     add("--name", help=name_help)
     add("--no-seed", action="store_true", help="leave random generators as the script has them")
     add("--repeat", type=int, default=1, metavar="N", help=repeat_help)
     add("--samples", type=int, default=0, metavar="N", help=samples_help)
+    add("--old", metavar="REV", help=old_help)
     add("--overwrite", action="store_true", help="replace goldens that differ")
     add("command", nargs=argparse.REMAINDER, help="-- python script.py …, -- -m pkg.mod …")
     parser.set_defaults(run=run_record)

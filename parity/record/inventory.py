@@ -4,6 +4,7 @@ broken."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from parity.goldens.safe_text import say
 from parity.goldens.store import (
     MOST_JSON,
     NEXT_STEP,
+    SITES_JSON,
     SUFFIX,
     GoldenError,
     Store,
@@ -52,37 +54,70 @@ def run_list(args: argparse.Namespace) -> int:
 def idle_entries(store: Store) -> list[tuple[Accepted, str]]:
     """Acceptances that can cover nothing, and why."""
     goldens = {site: store.names(site) for site in store.sites()}
-    return [*idle_acceptances(store.accepted(), goldens, datetime.date.today())]
+
+    def read(entry: Accepted) -> dict[str, Any] | None:
+        with contextlib.suppress(GoldenError):  # which is told where goldens are listed
+            return store.read(entry.site, entry.case).to_json()
+        return None
+
+    return [*idle_acceptances(store.accepted(), goldens, datetime.date.today(), read)]
 
 
-def prune_acceptances(store: Store, really: bool) -> int:
-    """How many acceptances can cover nothing; removed where that is really meant."""
-    idle = idle_entries(store)
+Idle = Sequence[tuple[Accepted, str]]  # an acceptance, and why it goes
+
+
+def remove_acceptances(store: Store, idle: Idle, *, really: bool) -> None:
     for entry, why in idle:
         say(f"{'removed' if really else 'would remove'} the acceptance {name_of(entry)}: {why}")
     if really and idle:
         gone = {entry.place for entry, _ in idle}
         store.set_accepted([entry for entry in store.accepted() if entry.place not in gone])
-    return len(idle)
+
+
+def remove_settings(store: Store, sites: Sequence[str], *, really: bool) -> None:
+    for site in sites:
+        say(f"{'removed' if really else 'would remove'} from {store.root / SITES_JSON}: {site}")
+        if really:
+            store.drop_site(site)
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    """Blobs and environments that no case refers to, or the cases that are named."""
+    """What no case refers to; or the sites and cases that are named, with all that is theirs."""
     store = Store(args.goldens)
+    broken = False
+    idle: Idle
+    sites: Sequence[str] = ()
     if args.cases:
-        unused = named_files(store, args.cases)
-        broken = False
+        names = known_names(store, args.cases, must_exist=True)
+        unused = named_files(store, names)
+        sites = [name for name in names if name in store.settings()]
+        idle = acceptances_of(store, names)
     else:
         unused, broken = unused_files(store)
+        idle = idle_entries(store)
     remove_files(store, unused, really=args.yes)
-    idle = 0 if args.cases else prune_acceptances(store, args.yes)
-    count = f"{len(unused)} files"
-    if idle:
-        count += f", {idle} acceptances"
-    if (unused or idle) and not args.yes:
-        count += "; --yes removes them"
-    print(count)
+    remove_settings(store, sites, really=args.yes)
+    remove_acceptances(store, idle, really=args.yes)
+    print(count_text(len(unused), len(sites), len(idle), is_done=args.yes))
     return 3 if broken else 0
+
+
+def count_text(files: int, sites: int, acceptances: int, *, is_done: bool) -> str:
+    counts = [f"{files} files"]
+    if sites:
+        counts.append(f"{sites} sites")
+    if acceptances:
+        counts.append(f"{acceptances} acceptances")
+    if (files or sites or acceptances) and not is_done:
+        counts[-1] += "; --yes removes them"
+    return ", ".join(counts)
+
+
+def acceptances_of(store: Store, names: Sequence[str]) -> Idle:
+    """Those of SITE[/CASE] words."""
+    entries = store.accepted()
+    own = [e for e in entries if e.site in names or f"{e.site}/{e.case}" in names]
+    return [(entry, "its golden goes") for entry in own]
 
 
 Names = tuple[str, str]  # a folder and a file in it, below the folder of goldens
@@ -95,9 +130,8 @@ def remove_files(store: Store, files: Sequence[Names], *, really: bool) -> None:
             store.folder.remove(*names)
 
 
-def named_files(store: Store, cases: Sequence[str]) -> list[Names]:
-    known = known_names(store, cases, must_exist=True)
-    chosen = chosen_cases(store, *split_cases(known))
+def named_files(store: Store, names: Sequence[str]) -> list[Names]:
+    chosen = chosen_cases(store, *split_cases(names))
     return [(site, f"{name}{SUFFIX}") for site, names in chosen.items() for name in names]
 
 
@@ -136,7 +170,10 @@ def add_prune(sub: Any) -> None:
     example = "example: python -m parity prune --yes"
     parser = sub.add_parser("prune", help="files that no golden uses", epilog=example)
     parser.add_argument(
-        "cases", nargs="*", metavar="SITE[/CASE]", help="instead: remove these goldens"
+        "cases",
+        nargs="*",
+        metavar="SITE[/CASE]",
+        help="instead: remove these goldens, and of a site all that belongs to it",
     )
     parser.add_argument("--yes", action="store_true", help="really remove them")
     parser.set_defaults(run=run_prune)

@@ -210,6 +210,9 @@ class Observer(Listener):
             if raised is not None:
                 error = text_by_name(f"{type(raised).__name__}: {raised}", call.files)
             rows = assemble.rows_of(call.all_events(), self.store)
+            if call.unseen and not rows:
+                self.failures.append(unseen_text(call))
+                return
             kept = Keeper(self.store, files=call.files).keep(value)
             self.sink(
                 golden.Case(
@@ -260,12 +263,17 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
         call.script_seed = observer.sow()
         observer.starting(call)
         observer.thread.call = call
+        with observer.lock:
+            observer.under_way.append(call)
         try:
             value = invocation.run()
         except BaseException as error:
             observer.finish(call, raised=error)
             raise
         finally:
+            call.is_over = True
+            with observer.lock:
+                observer.under_way.remove(call)
             observer.thread.call = None
             observer.reseed()
         if any(hasattr(value, name) for name in LATER):
@@ -276,6 +284,16 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
         else:
             observer.finish(call, value)
         return value
+
+
+def unseen_text(call: Call) -> str:
+    """Why a call is no golden: its value would be all that is compared."""
+    return (
+        f"{call.site}/{call.case} is no golden: while it ran, a model was called in a thread that"
+        " is older than the call and may outlive it, so that nothing of it was seen. Start the"
+        " thread in the call, give work to a ThreadPoolExecutor, or call the model in the"
+        " function's own thread"
+    )
 
 
 def keep_arguments(call: Call, invocation: Invocation, store: golden.Store | None) -> None:

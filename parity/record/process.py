@@ -22,6 +22,7 @@ from parity.goldens.store import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
 from parity.record.patching import ACTIVE, tap_function
+from parity.record.source import source_digest, source_file
 from parity.record.taps.models import FOLDERS
 
 VARIABLE = "PARITY_OBSERVE"
@@ -33,13 +34,17 @@ Starting = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an observed process is told. folder: where its files go."""
+    """What an observed process is told. folder: where its files go.   inside: the folder that the
+    code must come from; "" where it may come from anywhere.   base: the folder that the scripts of
+    sites are named from."""
 
     folder: str
     sites: Sequence[Site]
     loose: str | None
     seed: int | None
     starting: Starting | None = None
+    inside: str = ""
+    base: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -72,6 +77,8 @@ def process_rank() -> int:
 def observe_this_process() -> None:
     """Start the observer that the environment describes."""
     setup = Setup.from_json(os.environ[VARIABLE])
+    note_scripts(setup)
+    start_script_with_taps()
     folder = Path(setup.folder)
     file = folder / f"{os.getpid()}-{time.time_ns()}.jsonl"
     began = time.perf_counter()
@@ -81,7 +88,14 @@ def observe_this_process() -> None:
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(dataclasses.asdict(line)) + "\n")
 
+    # Of a function it is read once: its file may be edited while it runs.
+    digest = functools.cache(source_digest)
+
     def sink(case: Case) -> None:
+        function = placed_function(case.function, setup.base)
+        refuse_outside(function, setup.inside)
+        source = "" if setup.starting else digest(function)  # a check asks for none
+        case = dataclasses.replace(case, source=source)
         write("case", {**case.to_json(), "value": case.value})
 
     observer = Observer(
@@ -109,10 +123,72 @@ def observe_this_process() -> None:
     observer.install()
 
 
+def placed_function(function: str, base: str) -> str:
+    """A function, of a script by its absolute path: the process may have gone elsewhere."""
+    module, _, attribute = function.rpartition(":")
+    return f"{Path(base, module)}:{attribute}" if module.endswith(".py") else function
+
+
+def refuse_outside(function: str, folder: str) -> None:
+    """Raise ValueError for a function that was not loaded from a folder."""
+    module = function.rpartition(":")[0]
+    if not folder or not module:
+        return
+    loaded: Any = getattr(sys.modules.get(module), "__file__", None) or source_file(module)
+    if loaded is None or not Path(loaded).resolve().is_relative_to(folder):
+        raise ValueError(
+            f"{function} was loaded from {loaded}, not from the revision: it is installed there"
+        )
+
+
 # == Scripts that define a site themselves ==
 
 DECORATOR = "__parity_site__"
 ACTIVE_SITES: list[Site] = []
+SCRIPTS = dict[Path, set[str]]()  # a script that defines sites -> names of their functions
+RUN_SCRIPT = Path(__file__).parent / "hook" / "run_script.py"
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def note_scripts(setup: Setup) -> None:
+    for site in setup.sites:
+        if site.module.endswith(".py"):
+            path = Path(setup.base, site.module).resolve()
+            SCRIPTS.setdefault(path, set()).add(site.attribute)
+
+
+def start_script_with_taps() -> None:
+    """Begin this process anew through `run_script`, where it is about to run a script that defines
+    a site. Whoever started it, a shell or another script, need not know."""
+    words = sys.orig_argv
+    index = script_index(words)
+    if index is not None and Path(words[index]).resolve() in SCRIPTS:
+        before = words[1:index]
+        os.execv(sys.executable, [sys.executable, *before, str(RUN_SCRIPT), *words[index:]])
+
+
+def script_index(words: Sequence[str]) -> int | None:
+    """Which word of a Python command is its script; None of `-c`, `-m` and standard input."""
+    index = 1
+    while index < len(words):
+        word = words[index]
+        if word in OPTIONS_WITH_VALUE:
+            index += 2
+        elif not word.startswith("-"):
+            return index
+        elif is_end_of_options(word):
+            return None
+        else:
+            index += 1
+    return None
+
+
+def is_end_of_options(word: str) -> bool:
+    """Whether a word of a Python command is `-`, or ends with `-c` or `-m`."""
+    if word == "-":
+        return True
+    has_value = word.startswith(("--", "-W", "-X"))
+    return not has_value and bool({"c", "m"} & set(word))
 
 
 def run_script() -> None:
@@ -122,11 +198,9 @@ def run_script() -> None:
     path = Path(sys.argv[0])
     sys.path[0] = str(path.resolve().parent)
     module = ModuleType("__main__")
-    module.__dict__["__file__"] = str(path)
+    module.__dict__["__file__"] = os.path.join(os.getcwd(), path)
     sys.modules["__main__"] = module
-    resolved = path.resolve()
-    names = {site.attribute for site in ACTIVE_SITES if Path(site.module).resolve() == resolved}
-    exec(code_with_sites(path, names), module.__dict__)
+    exec(code_with_sites(path, SCRIPTS[path.resolve()]), module.__dict__)
 
 
 def module_code(name: str, loader: Any) -> CodeType | None:

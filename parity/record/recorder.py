@@ -31,6 +31,7 @@ from parity.record.calls import Site
 from parity.record.changing import Part, as_recorded, changing, value_or_error
 from parity.record.process import VARIABLE, Line, Setup, Starting
 from parity.record.seeds import SEED
+from parity.record.values import with_places
 
 __all__ = ["HOOK", "Recorded", "Seen", "Starting", "record", "run_observed"]
 
@@ -69,15 +70,17 @@ def run_observed(
     seed: int | None,
     starting: Starting | None = None,
     limits: tuple[float, float] | None = None,
+    inside: str = "",
 ) -> Seen:
     """Run a command with an observer in every Python process below it. Its output and input are its
     own.
 
     limits: seconds without a call, and in all, after which it is ended with its children.
+    inside: the folder that the functions of the sites must come from.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = with_main(list(command), sites)
-    environ = observed_environ(Setup(str(folder), sites, loose, seed, starting))
+    setup = Setup(str(folder), sites, loose, seed, starting, inside, base=os.getcwd())
+    environ = observed_environ(setup)
     if limits is not None:
         return run_limited(command, environ, folder, limits)
     ended = subprocess.run(command, env=environ, check=False)
@@ -91,17 +94,8 @@ def observed_environ(setup: Setup) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, VARIABLE: setup.to_json()}
 
 
-def with_main(command: list[str], sites: Sequence[Site]) -> list[str]:
-    """A command whose script defines a site itself goes through `process.run_script`."""
-    scripts = {Path(site.module).resolve() for site in sites if site.module.endswith(".py")}
-    for index, word in enumerate(command):
-        if word.endswith(".py") and Path(word).resolve() in scripts:
-            return [*command[:index], str(HOOK / "run_script.py"), *command[index:]]
-    return command
-
-
 def run_limited(
-    command: list[str], environ: Mapping[str, str], folder: Path, limits: tuple[float, float]
+    command: Sequence[str], environ: Mapping[str, str], folder: Path, limits: tuple[float, float]
 ) -> Seen:
     process = subprocess.Popen(command, env=environ, start_new_session=True)
     stopped = ""
@@ -219,10 +213,11 @@ def with_unique_names(cases: Sequence[Case]) -> Iterator[Case]:
 
 @dataclass(slots=True)
 class Recorded:
-    """What a recording did to the goldens."""
+    """What a recording did to the goldens.   replaced: of the written ones, those that differ."""
 
     seen: Seen
     written: list[Case] = field(default_factory=list)
+    replaced: list[Case] = field(default_factory=list)
     same: list[Case] = field(default_factory=list)
     refused: list[Case] = field(default_factory=list)
 
@@ -251,16 +246,19 @@ def record(
     repeat: int = 1,
     samples: int = 0,
     overwrite: bool = False,
+    old: tuple[str, str] | None = None,
 ) -> Recorded:
     """Record a command.
 
     repeat: run it so often in all, to find what does not repeat itself.   samples: further runs
-    with other seeds, whose values are kept.   overwrite: replace goldens that differ.
+    with other seeds, whose values are kept.   overwrite: replace goldens that differ.   old: the
+    folder of a revision that the code must come from, and the one that this stands for.
     """
+    how: dict[str, Any] = {"sites": sites, "loose": loose, "inside": old[0] if old else ""}
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
 
         def run(name: str, seed: int | None) -> Seen:
-            return run_observed(command, Path(scratch, name), sites=sites, loose=loose, seed=seed)
+            return run_observed(command, Path(scratch, name), seed=seed, **how)
 
         first = run("0", seed)
         again = []
@@ -271,6 +269,8 @@ def record(
         for number in range(1, samples + 1):
             others.append(run(f"s{number}", (seed or 0) + number))
         cases = [with_other_runs(case, again, others) for case in first.cases]
+        if old is not None:
+            cases = [with_places(case, dict([old])) for case in cases]
         return put_goldens(first, cases, store, overwrite)
 
 
@@ -315,6 +315,8 @@ def put_goldens(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool
         elif exists and not overwrite:
             done.refused.append(case)
         else:
+            if exists and not is_same_golden(store, case):
+                done.replaced.append(case)
             for blob in golden.blob_names(case):
                 store.put_blob((seen.blobs / blob).read_bytes(), Path(blob).suffix)
             store.write(case)
@@ -335,7 +337,9 @@ def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int)
         store.set_site(site, exit_code=returncode or None)
 
 
-OF_THE_RECORDING = {"environment", "defaults", "repeats", "changing", "samples"}  # not of code
+OF_THE_RECORDING = {  # not of what the code does
+    "environment", "defaults", "repeats", "changing", "samples", "source",
+}  # fmt: skip
 
 
 def is_same_golden(store: Store, case: Case) -> bool:
@@ -353,10 +357,11 @@ def is_known(store: Store, case: Case, overwrite: bool) -> bool:
 
 
 def says_more(store: Store, case: Case) -> bool:
-    """Whether a recording says what older releases did not keep: where files lay, defaults."""
+    """Whether a recording says what its golden does not: where files lay, defaults, which source
+    gives the same by now."""
     old = fields_of(store.read(case.site, case.case))
     new = fields_of(case)
-    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults"))
+    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults", "source"))
 
 
 def fields_of(case: Case) -> dict[str, Any]:

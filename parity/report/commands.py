@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import file_to_write
+from parity.environment.revision import checked_out
 from parity.goldens.acceptance import OPEN, Accepted, acceptance_of, name_of
 from parity.goldens.safe_text import log_safe, printable, say
 from parity.goldens.store import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.goldens.verdict import Change, Check, Outcome, Policy
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
-from parity.judge.revision import checked_out
 from parity.judge.script import check_script
 from parity.judge.sites import new_function
 from parity.judge.worker import output_into

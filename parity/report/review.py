@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parity.environment.revision import git, git_output
 from parity.goldens.folder import GoldenError
 from parity.goldens.safe_text import printable
 from parity.goldens.store import (
@@ -27,7 +28,6 @@ from parity.goldens.store import (
     parsed,
 )
 from parity.goldens.verdict import Change, Difference, brief
-from parity.judge.revision import git, git_output
 from parity.report.words import changing_places
 
 NO_PARTS = ("rows", "environment", "digest")  # compared by their own parts, or made of the others

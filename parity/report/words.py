@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, get_args
 
 from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Change, Check, Outcome, Verdict
+from parity.record.source import source_digest
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ENDINGS = {
@@ -99,28 +101,54 @@ def uncompared_lines(check: Check) -> list[str]:
         if parts:
             places = ", ".join(changing_places(parts))
             lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
-    return list(lines)
+    return [*lines, *value_alone_lines(check)]
+
+
+def value_alone_lines(check: Check) -> list[str]:
+    """Of each site, how many cases pass without a model call on either side."""
+    cases: dict[str, dict[str, None]] = {}
+    for outcome in check.outcomes:
+        old, new = outcome.old or {}, outcome.new or {}
+        has_calls = old.get("rows") or new.get("rows")
+        if old and not has_calls and not old.get("raised") and check.passes(outcome):
+            cases.setdefault(outcome.site, {})[outcome.case] = None
+    return [
+        f"NO MODEL CALL was seen in {len(names)} cases of {site}, the first is "
+        f"{next(iter(names))}: of these the value alone is compared"
+        for site, names in cases.items()
+    ]
 
 
 def only_old_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """Of each site where a recorded function itself ran: that it did. Where the code was moved, the
-    old code was compared with itself."""
-    ran: dict[str, dict[str, None]] = {}
+    """Of each site where the recorded function itself ran, and is not known to be edited in place:
+    that it did. Where the code was moved, the old code was compared with itself."""
+    digest = functools.cache(source_digest)
+    ran: dict[tuple[str, bool], dict[str, None]] = {}
     for outcome in outcomes:
-        old, new = ((side or {}).get("function") for side in (outcome.old, outcome.new))
-        if old and old == new:
-            ran.setdefault(outcome.site, {})[old] = None
-    return tuple(only_old_line(site, list(functions)) for site, functions in ran.items())
+        old = outcome.old or {}
+        function = old.get("function")
+        if not function or function != (outcome.new or {}).get("function"):
+            continue
+        recorded = old.get("source", "")
+        if not recorded or recorded == digest(function):
+            ran.setdefault((outcome.site, bool(recorded)), {})[function] = None
+    return tuple(only_old_line(*key, list(functions)) for key, functions in ran.items())
 
 
-def only_old_line(site: str, functions: Sequence[str]) -> str:
+def only_old_line(site: str, is_known: bool, functions: Sequence[str]) -> str:
+    """is_known: whether the goldens hold the source, which is that of now."""
     first, *others = functions
     names = f"{first} and {len(others)} more" if others else first
     module = first.rpartition(":")[0]
+    where = f'give --moved {module}=NEW.MODULE, or write "moved" into sites.json'
+    if is_known:
+        return (
+            f"THE RECORDED CODE ITSELF of {site} ran again ({names}): its source is the one that "
+            f"was recorded. For code that was moved, {where}"
+        )
     return (
         f"ONLY THE OLD CODE of {site} was run again ({names}): nothing says where it was moved. "
-        "That is right for code that was edited in place; for code that was moved, give "
-        f'--moved {module}=NEW.MODULE, or write "moved" into sites.json'
+        f"That is right for code that was edited in place; for code that was moved, {where}"
     )
 
 

@@ -424,6 +424,7 @@ def is_own_code(listener: Listener) -> bool:
 def tap_forward(listener: Listener, call: Invocation) -> Any:
     """A model that code calls by itself."""
     is_own = is_own_code(listener)
+    listener.count_unseen()
     with listener.inside("forward"):
         if not is_own:
             return call.run()

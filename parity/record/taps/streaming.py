@@ -56,13 +56,6 @@ class Running:
     mark: int = 0
 
 
-def call_of_site(call: Call) -> Call:
-    """The call of a site that a thread's call works for."""
-    while call.parent is not None:
-        call = call.parent
-    return call
-
-
 def tap_stream_prompt(listener: Listener, call: Invocation) -> Any:
     """Where a request of a stream becomes a Prompt."""
     maker, request, plan = call.args
@@ -78,7 +71,7 @@ def tap_stream_prompt(listener: Listener, call: Invocation) -> Any:
         made = MadePrompt(request, asked, listener.events_since(mark))
         branch = Call(site.site, site.case, parent=site)
         site.branches.append((len(site.events), branch))
-        counted = call_of_site(site).memory.of(Counted)
+        counted = site.root.memory.of(Counted)
         plugins = next((given for kept, given in maker._plans.values() if kept is plan), ())
         number = counted[maker]
         streamed = StreamedPrompt(maker.engine, list(plugins), made, number, branch)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from parity.goldens.acceptance import Accepted, acceptance_of, idle_acceptances, with_acceptances
-from parity.goldens.store import GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Cause, Difference, Outcome
+from parity.record.inventory import idle_entries
 
 DAY = datetime.date(2030, 1, 31)
 
@@ -77,6 +78,44 @@ def test_rounding_of_numbers_does_not_void_it() -> None:
     entry = acceptance_of(shorter(value=[-1.23456]), "r", DAY.isoformat())
     assert judged(shorter(value=[-1.23457]), entry)[0] == "ACCEPTED"
     assert judged(shorter(value=[-1.3]), entry)[0] == "DRIFT"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "now"), [(0.946, 0.954), (101.0, 104.0), (1e-4, 2e-4), ([0.5] * 50 + [0.946], [0.5] * 50 + [0.954])]
+)
+def test_an_acceptance_of_a_number_covers_that_number_only(accepted: Any, now: Any) -> None:
+    entry = acceptance_of(shorter(value=accepted), "r", DAY.isoformat())
+    assert judged(shorter(value=accepted), entry) == ("ACCEPTED", ())
+    verdict, [unused] = judged(shorter(value=now), entry)
+    assert verdict == "DRIFT" and "gives another value" in unused
+
+
+def with_old(value: Any) -> Outcome:
+    return replace(shorter(), old={"rows": [], "value": value, "raised": None})
+
+
+def test_an_acceptance_covers_a_change_from_the_recorded_value_only() -> None:
+    entry = acceptance_of(with_old(0.946), "r", DAY.isoformat())
+    assert judged(with_old(0.946), entry) == ("ACCEPTED", ())
+    verdict, [unused] = judged(with_old(0.954), entry)
+    assert verdict == "DRIFT" and "its golden was recorded again" in unused
+
+
+def test_an_entry_of_an_older_release_covers_its_value_unless_that_holds_numbers() -> None:
+    older = {name: entry for name, entry in ENTRY.to_json().items() if name not in ("was", "numbers")}
+    assert judged(shorter(), Accepted.from_json(older))[0] == "ACCEPTED"
+    assert judged(shorter(value=0.5), replace(ENTRY, was="", gives="5c2d8a1e4f60"))[0] == "DRIFT"
+
+
+def test_an_acceptance_is_idle_when_its_golden_was_recorded_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    golden = Case("s", "c", "m:f", value=0.946)
+    store.write(golden)
+    entry = acceptance_of(replace(shorter(), old=store.read("s", "c").to_json()), "r", "2999-01-01")
+    store.accept(entry)
+    assert store.accepted() == [entry] and idle_entries(store) == []
+    store.write(replace(golden, value=0.954))
+    assert [why for _, why in idle_entries(store)] == ["its golden was recorded again, with another value"]
 
 
 @pytest.mark.parametrize("now", [1.04, 1.011, 1.1])

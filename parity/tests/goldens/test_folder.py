@@ -20,6 +20,8 @@ COMMANDS = (
     ["prune"],
     ["prune", "--yes"],
     ["prune", "site/case", "--yes"],
+    ["prune", "site", "--yes"],
+    ["rename", "site", "other"],
     ["check"],
     ["check", "site/case"],
     ["check", "--name", "site", "--", "python", "-c", "pass"],

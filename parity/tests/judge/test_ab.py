@@ -147,3 +147,72 @@ def test_paths_among_arguments_are_found_where_the_old_code_runs(
     assert code == 1 and "2 IDENTICAL 1 DRIFT" in said, said
     monkeypatch.chdir("later")  # where both find no models
     assert main(["--goldens", "../golden", "check", "answers/c", "--ab", "--old", "HEAD"]) == 0
+
+
+SPEAKS = (
+    "class Speaker:\n    def say(self, word):\n        return word.upper()\n\n\ndef make():\n    return Speaker()\n"
+)
+SETUP = "from acme.words import Voice\n\n\ndef make():\n    return Voice({!r})\n"
+VOICE = "class Voice:\n    def __init__(self, mark):\n        self.mark = mark\n"
+TAKES = "def answer(word, voice):\n    return word + voice.mark\n"
+
+
+@pytest.fixture
+def voices(store: Store) -> Store:
+    """A repository whose call site takes an object; what makes one was written later than the revision HEAD."""
+    Path("acme/answers.py").write_text(TAKES)
+    Path("acme/words.py").write_text(VOICE)
+    git("commit", "-qam", "takes an object")
+    store.path("scripts", "a").unlink()
+    taken = {"word": "yes", "voice": {"$object": "acme.words.Voice"}}
+    store.write(Case("answers", "a", "acme.answers:answer", taken, value="stale"))
+    return store
+
+
+def against_head(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main(["check", "--ab", "--old", "HEAD"])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "factory"),
+    [
+        ("arguments", "untracked", "acme.setup:make"),
+        ("arguments", "staged", "acme.setup:make"),
+        ("arguments", "another one then", "acme.setup:make"),
+        ("arguments", "staged", "setup_voice.py:make"),
+        ("old_arguments", "staged", "acme.setup:make"),
+    ],
+)
+def test_factories_of_a_revisions_code_are_those_of_today(
+    setting: str, kind: str, factory: str, voices: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = factory.partition(":")[0]
+    place = Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
+    if kind == "another one then":
+        place.write_text("def make():\n    raise RuntimeError('of then')\n")
+        git("add", str(place))
+        git("commit", "-qm", "setup")
+    place.write_text(SETUP.format("!"))
+    if kind == "staged":
+        git("add", str(place))
+    Path("setup_now.py").write_text(SETUP.format("!"))
+    made = {"arguments": {"voice": "setup_now:make"}, setting: {"voice": factory}}
+    voices.set_site("answers", **made)
+    Path("acme/answers.py").write_text(TAKES.replace("word + voice.mark", "(word + voice.mark).title()"))
+    code, said = against_head(capsys)
+    assert code == 1 and "was ▸yes! is ▸Yes!" in said, said
+
+
+def test_a_factory_in_the_file_of_the_recorded_function_is_the_revisions_own(
+    voices: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("acme/answers.py").write_text(SPEAKS)
+    git("commit", "-qam", "a method")
+    taken = {"self": {"$object": "acme.answers.Speaker"}, "word": "yes"}
+    voices.write(Case("answers", "a", "acme.answers:Speaker.say", taken, value="stale"))
+    voices.set_site("answers", functions=["acme.answers:Speaker.say"], arguments={"self": "acme.answers:make"})
+    Path("acme/answers.py").write_text(SPEAKS.replace("upper", "title"))
+    code, said = against_head(capsys)
+    assert code == 1 and "was Y▸ES is Y▸es" in said, said

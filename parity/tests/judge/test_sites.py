@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from parity.goldens.store import GoldenError, SettingsError, Store
-from parity.judge.session import loaded
+from parity.goldens.store import Case, GoldenError, SettingsError, Store
+from parity.judge.check import unfit
+from parity.judge.session import loaded, loaded_function
 from parity.judge.sites import NotThere, expect_cases, raise_of_settings
 
 MOVED = {"app.old": "shop.gone", "app.old:ask": "shop.new:ask"}
@@ -44,6 +45,33 @@ def test_a_function_that_is_nowhere_is_told_with_a_guess(function: str, named: s
     with pytest.raises(NotThere) as caught:
         loaded(function)
     assert (caught.value.named, str(caught.value)) == (named, problem)
+
+
+@pytest.mark.parametrize(
+    ("function", "new"),
+    [
+        ("shop.new:anser", "shop.new:answer"),
+        ("shop.news:answer", "shop.new:answer"),
+        ("shop.new:zzz", "NEW.MODULE:FUNCTION"),
+    ],
+)
+@pytest.mark.usefixtures("shop")
+def test_a_recorded_function_that_is_nowhere_is_told_with_the_command_for_it(function: str, new: str) -> None:
+    with pytest.raises(GoldenError) as caught:
+        loaded_function(Case("answers", "a", function), function)
+    assert f"python -m parity rename {function} {new}; " in str(caught.value)
+    assert "python -m parity prune answers --yes" in str(caught.value)
+    with pytest.raises(NotThere) as moved:
+        loaded_function(Case("answers", "a", "shop.old:answer"), function)
+    assert "rename" not in str(moved.value), "the setting that says where it was moved is wrong"
+
+
+def test_a_site_without_goldens_is_missing_with_the_command_for_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "golden")
+    said = [unfit(store, "answers", "*", "hf", {}, {})]
+    store.set_site("answers", functions=["shop.new:answer"])
+    said.append(unfit(store, "answers", "*", "hf", {}, {}))
+    assert ["prune answers --yes" in " ".join(o.notes) for o in said if o] == [False, True]
 
 
 @pytest.mark.parametrize("text", ["import shop.gone", "import a_library_that_is_not_there", "{}['answer']", "1 / 0"])

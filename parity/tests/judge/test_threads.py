@@ -157,3 +157,85 @@ def test_it_is_judged_as_what_one_thread_asks(
         assert outcome.verdict in ("IDENTICAL", "TEXT-IDENTICAL")
     else:
         assert outcome.verdict in ("DRIFT", "LATENT") and outcome.cause and outcome.cause.name == cause
+
+
+# == A thread that outlives the call ==
+
+SERVED = """
+import functools
+import queue
+from threading import Thread
+
+import transformers
+
+asked, answered = queue.Queue(), queue.Queue()
+
+
+@functools.cache
+def loaded(path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval(), tokenizer
+
+
+def serve():
+    while True:
+        path, question, by_hand = asked.get()
+        model, tokenizer = loaded(path)
+        inputs = tokenizer(question, return_tensors="pt")
+        if by_hand:
+            answered.put(int(model(**inputs).logits[0, -1].argmax()))
+        else:
+            ids = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+            answered.put(tokenizer.decode(ids[0, inputs.input_ids.shape[1] :]))
+
+
+@functools.cache
+def server():
+    Thread(target=serve, daemon=True).start()
+
+
+def ask(path, question, by_hand=False):
+    server()
+    asked.put((path, question, by_hand))
+    return answered.get()
+
+
+@functools.cache
+def cached(question):
+    return "nothing was asked"
+"""
+
+
+def test_a_call_whose_model_runs_in_a_thread_that_outlives_calls_is_no_golden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = list[Case]()
+    sites = [Site(name, f"served:{name}") for name in ("ask", "cached")]
+    with Observer(sites=sites, sink=found.append) as observer:
+        served = importlib.import_module("served")
+        served.ask(str(TEXT), "a")
+        assert [(case.case, len(case.rows)) for case in found] == [("ask-001", 1)] and not observer.failures
+        served.ask(str(TEXT), "b")
+        served.ask(str(TEXT), "c", by_hand=True)
+        served.cached("d")
+    assert [case.case for case in found[1:]] == ["cached-001"]
+    assert [line.split(":")[0] for line in observer.failures] == [f"ask/ask-00{n} is no golden" for n in (2, 3)]
+    assert all("thread" in line for line in observer.failures)
+
+
+def test_a_check_of_code_whose_model_runs_in_a_thread_that_outlives_calls_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    store = Store(tmp_path / "golden")
+    for number, value in ((1, " is"), (2, " is")):
+        arguments = {"path": str(TEXT), "question": "a"}
+        store.write(Case("ask", f"ask-{number}", "served:ask", arguments, value=value))
+    settings = {"functions": ["served:ask"], "moved": {}}
+    with Session(store, {"served:ask": "ask"}) as session:
+        found = list(check_site(session, "ask", ["ask-1", "ask-2"], "hf", settings, Pending.of(store)))
+    assert found[1].verdict == "ERROR" and found[1].cause is not None and "thread" in found[1].cause.sentence

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from parity.__main__ import main
 from parity.goldens.store import Case, Store
 from parity.judge.script import REPLAYS, Replays
-from parity.record.commands import never_reached
+from parity.record.commands import never_reached, site_lines
 from parity.record.events import Template, Tokens
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import is_same_golden, run_observed
@@ -128,3 +129,55 @@ def test_record_says_that_no_answer_comes_to_a_stop(case: Case, said: bool) -> N
     assert any("no answer comes to a stop" in line for line in never_reached([case])) == said
     reached = Case("site", "other", arguments={"stop": "Q:"}, rows=({"output_ids": [5], "text": "Q:"},))
     assert not [*never_reached([case, reached])]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python app.py a; python app.py b",
+        "python -B -W ignore -Wignore::UserWarning app.py a && cd sub && python ../app.py b",
+        "python starts.py a b",
+    ],
+    ids=["twice", "with options, and from another folder", "from a script of its own"],
+)
+def test_record_of_a_command_line_sees_the_sites_of_the_scripts_in_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "app.py").write_text(
+        "import sys\n\n\ndef shout(text):\n    return text.upper()\n\n\n"
+        'if __name__ == "__main__":\n    print(sys.argv, __file__, shout(sys.argv[1]))\n'
+    )
+    (tmp_path / "starts.py").write_text(
+        "import subprocess\nimport sys\n\nfor word in sys.argv[1:]:\n"
+        '    subprocess.run([sys.executable, "app.py", word], check=True)\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    line = command.replace("python ", f"{sys.executable} ")
+    assert main(["record", "--site", "shouts=app.py:shout", "--", "sh", "-c", line]) == 4
+    goldens, broken = Store("golden").read_all(["shouts"])
+    assert sorted(golden.value for golden in goldens) == ["A", "B"] and not broken
+    assert {golden.function for golden in goldens} == {"app.py:shout"} and all(golden.source for golden in goldens)
+    assert f"['app.py', 'a'] {tmp_path / 'app.py'} A" in capfd.readouterr().out, "as without the recorder"
+
+
+MODEL = {"$object": "torch.nn.Linear"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([{"path": "m", "word": "a"}, {"path": "m", "word": "b"}], "path"),
+        ([{"path": "m", "stop": ["."]}, {"path": "m", "stop": ["."]}], "path, stop"),
+        ([{"path": "m"}, {"path": "m", "stop": None}], "path"),
+        ([{"word": "a"}, {"word": "b"}], None),
+        ([{"path": "m"}], None),
+        ([{"model": MODEL}, {"model": MODEL}], None),
+    ],
+    ids=["one varies", "none varies", "one is left out once", "all vary", "a single call", "an object"],
+)
+def test_record_says_which_arguments_were_equal_in_all_calls(calls: list[dict[str, Any]], said: str | None) -> None:
+    cases = [Case("site", f"c-{n}", "m:f", arguments, value="v") for n, arguments in enumerate(calls)]
+    lines = [line for line in site_lines("site", cases) if "equal in all" in line]
+    assert len(lines) == (said is not None)
+    assert all(f" calls: {said}; " in line for line in lines)
