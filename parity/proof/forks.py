@@ -145,38 +145,49 @@ def job_of(store: Store, cases: Sequence[str], backend: str) -> Job:
 
 
 def forked(
-    jobs: Mapping[int, Callable[[], Found]],
+    jobs: Mapping[int, Callable[[], Found]], processes: int = PROCESSES
 ) -> Iterator[tuple[int, Found | Died, float]]:
-    """(number, what came of it, seconds) as they end."""
+    """(number, what came of it, seconds) as they end. What a job leaves running ends with it."""
     context = multiprocessing.get_context("fork")
     left = list(jobs)
     running: dict[Connection, tuple[int, Any, float]] = {}
-    while left or running:
-        while left and len(running) < PROCESSES:
-            number = left.pop(0)
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=in_fork, args=(jobs[number], theirs), daemon=True)
-            process.start()
-            theirs.close()
-            running[ours] = number, process, time.perf_counter()
-        for pipe in wait(list(running)):
-            assert isinstance(pipe, Connection)
-            number, process, started = running.pop(pipe)
-            found: Found | Died
-            try:
-                found = pipe.recv()
-            except EOFError:
+    try:
+        while left or running:
+            while left and len(running) < processes:
+                number = left.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=in_fork, args=(jobs[number], theirs))
+                process.start()
+                theirs.close()
+                running[ours] = number, process, time.perf_counter()
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                number, process, started = running.pop(pipe)
+                found: Found | Died
+                try:
+                    found = pipe.recv()
+                except EOFError:
+                    process.join()
+                    found = Died(process.exitcode)
                 process.join()
-                found = Died(process.exitcode)
-            process.join()
-            pipe.close()
-            yield number, found, time.perf_counter() - started
+                end_group(process.pid)
+                pipe.close()
+                yield number, found, time.perf_counter() - started
+    finally:
+        for _, process, _ in running.values():
+            end_group(process.pid)
+
+
+def end_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 # == In a fork ==
 
 
 def in_fork(job: Callable[[], Any], pipe: Connection) -> None:
+    os.setpgid(0, 0)
     signal.alarm(LIMIT)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)

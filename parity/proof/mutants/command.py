@@ -9,7 +9,6 @@ are listed in equivalent.json, each with its reason.
 from __future__ import annotations
 
 import argparse
-import ast
 import datetime
 import difflib
 import hashlib
@@ -93,8 +92,6 @@ def run(args: argparse.Namespace) -> int:
     settle(*LIBRARIES)
     os.chdir(project.root)  # mutmut reads the pyproject.toml of the working directory
     reach = reach_of(project, args.processes)
-    if args.backend == "hf":
-        reach = reach.without(tests_of_vllm(reach))
     judged = list(run_mutants(reach, parts_of(args), args))
     print("\n".join(report(project, judged)))
     if args.json:
@@ -110,13 +107,6 @@ def parts_of(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
         yield part, args.count * (at + 1) // len(parts) - args.count * at // len(parts)
 
 
-def tests_of_vllm(reach: Reach) -> set[str]:
-    tree = ast.parse((reach.project.root / ENGINE).read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    [backend] = [node for node in classes if node.name == "VllmBackend"]
-    return reach.passing(ENGINE, range(backend.body[0].lineno, backend.end_lineno or 0))
-
-
 def run_mutants(reach: Reach, parts: Iterator[tuple[str, int]], args: argparse.Namespace) -> Iterator[Judged]:
     from parity.proof.mutants.judge import judge
     from parity.proof.mutants.mutation import sample
@@ -125,7 +115,7 @@ def run_mutants(reach: Reach, parts: Iterator[tuple[str, int]], args: argparse.N
     for part, count in parts:
         files = [one for one in reach.project.sources if (one == ENGINE) == (part == "engine")]
         mutants += [(part, one) for one in sample(reach.project.root, files, count, args.seed)]
-    kept = Kept(reach, args.backend)
+    kept = Kept(reach)
     left = {at: one for at, (_, one) in enumerate(mutants) if kept.outcome(one) is None}
     print(f"seed {args.seed}: {len(mutants)} mutants, {len(left)} to judge", file=sys.stderr)
     started = time.monotonic()
@@ -144,9 +134,9 @@ def run_mutants(reach: Reach, parts: Iterator[tuple[str, int]], args: argparse.N
 class Kept:
     """Outcomes of mutants of the sources and tests as they are now, on disk."""
 
-    def __init__(self, reach: Reach, backend: str) -> None:
+    def __init__(self, reach: Reach) -> None:
         state = reach.project.digest(*reach.project.tests)
-        self.file = reach.project.kept / f"outcomes-{backend}-{state}.jsonl"
+        self.file = reach.project.kept / f"outcomes-{state}.jsonl"
         self.outcomes = dict[str, dict[str, Any]]()
         if self.file.exists():
             for line in self.file.read_text().splitlines():
@@ -191,7 +181,7 @@ def report(project: Project, judged: Sequence[Judged]) -> Iterator[str]:
     for one in judged:
         is_alive = one.outcome.how in ("survived", "unreached")
         if is_alive and not one.reason:
-            yield f"{one.outcome.how.upper()}, {one.outcome.tests} tests reach it"
+            yield f"{one.outcome.how.upper()}, {one.outcome.tests} tests judge it"
             yield from difference(project, one.mutant)
         if one.reason and not is_alive:
             yield f"LISTED AS EQUIVALENT BUT KILLED by {one.outcome.killer}: {one.mutant.key}"
@@ -225,13 +215,12 @@ def add_mutants(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "mutants",
         help="mutation score of gen_engine.py and the companions, by unit tests: a random sample",
-        epilog="example: python -m parity.proof mutants --count 20 --backend hf --seed 20261125",
+        epilog="example: python -m parity.proof mutants --only engine --count 20 --seed 20261125",
     )
     today = int(datetime.date.today().strftime("%Y%m%d"))
     parser.add_argument("--seed", type=int, default=today, metavar="N", help="default: the date")
     parser.add_argument("--count", type=int, default=100, metavar="N", help="mutants (100)")
     parser.add_argument("--only", choices=PARTS, help="default: half of the mutants of each")
-    parser.add_argument("--backend", choices=("hf", "all"), default="all", help="hf: no test of vLLM")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="at a time (2)")
     parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write what became of each mutant")
     parser.set_defaults(run=run)

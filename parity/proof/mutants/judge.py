@@ -1,11 +1,9 @@
-"""What the unit tests say of a mutant: they run in a fork, in a copy of the repository."""
+"""What the unit tests say of a mutant: they run in a fork that imports it in place of the source."""
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from parity.proof.mutants.forks import Died, forked
+from parity.proof.forks import Died, forked
 from parity.proof.mutants.mutation import Mutant
-from parity.proof.mutants.reach import OPTIONS, Project, Reach, become, copy_project
+from parity.proof.mutants.reach import OPTIONS, Project, Reach, import_anew
 
 # How a mutant ended. RAISED: the test that failed shows that the lines ran, not what they must do.
 ASSERTED, RAISED, HUNG, SURVIVED, UNREACHED = "asserted", "raised", "hung", "survived", "unreached"
 PATIENCE, SLOWER = 60, 10  # seconds, and times its measured ones, that a test may take
+LONGEST = 60  # seconds of tests, the quickest first: what takes longer to see counts as survived
 MEMORY = 8 << 30  # bytes that a mutant may take beside what the process has: two run at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tests: how many reach it.   killer: the test that failed.   error: of that test."""
+    """tests: how many judge it.   killer: the test that failed.   error: of that test."""
 
     how: str
     tests: int = 0
@@ -36,55 +35,53 @@ class Outcome:
 
 def judge(reach: Reach, mutants: Mapping[int, Mutant], processes: int) -> Iterator[tuple[int, Outcome, float]]:
     """(number, outcome, seconds) as they end."""
-    with tempfile.TemporaryDirectory(dir=reach.project.kept) as folder:
-        jobs = {}
-        for number, mutant in mutants.items():
-            tests = {test: reach.seconds[test] for test in reach.killers(mutant.file, mutant.lines)}
-            if tests:
-                copy = Path(folder, str(number))
-                jobs[number] = partial(run_tests, reach.project, mutant, number, tests, copy)
-            else:
-                yield number, Outcome(UNREACHED), 0.0
-        for number, found, seconds in forked(jobs, processes):
-            tests = jobs[number].args[3]
-            yield number, outcome(found, len(tests)), seconds
+    jobs = {}
+    for number, mutant in mutants.items():
+        tests = reach.killers(mutant.file, mutant.lines)
+        if tests:
+            chosen = within(LONGEST, {test: reach.seconds[test] for test in tests})
+            jobs[number] = partial(run_tests, reach.project, mutant, chosen)
+        else:
+            yield number, Outcome(UNREACHED), 0.0
+    for number, found, seconds in forked(jobs, processes):
+        yield number, outcome(found, len(jobs[number].args[2])), seconds
+
+
+def within(longest: float, tests: Mapping[str, float]) -> dict[str, float]:
+    """The first of these tests, up to so many seconds; one at least."""
+    chosen = dict[str, float]()
+    for test, seconds in tests.items():
+        if chosen and sum(chosen.values()) + seconds > longest:
+            break
+        chosen[test] = seconds
+    return chosen
 
 
 def outcome(found: Any, tests: int) -> Outcome:
     if not isinstance(found, Died):
         return Outcome(tests=tests, **found)
-    if found.exit_code == -signal.SIGALRM:
+    if found.is_hang:
         return Outcome(HUNG, tests)
-    if found.error:
-        raise RuntimeError(found.error)
     return Outcome(ASSERTED, tests, error=f"its process ended with {found.exit_code}")
 
 
 # == In a fork ==
 
 
-def run_tests(project: Project, mutant: Mutant, number: int, tests: Mapping[str, float], copy: Path) -> dict[str, str]:
+def run_tests(project: Project, mutant: Mutant, tests: Mapping[str, float]) -> dict[str, str]:
     """Runs the tests against the mutant until one fails."""
-    copy_project(project, copy)
-    write_mutant(copy / mutant.file, mutant.text, number)
+    path = str(project.root / mutant.file)
+    code = compile(mutant.text, path, "exec", dont_inherit=True)
+    import_anew(project, {path: code}.get)
     limit_memory()
-    become(project.root, copy)
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
-    watch = Watch(tests, mutant, copy)
-    code = pytest.main([*OPTIONS, "-x", *files], plugins=[watch])
+    watch = Watch(tests, mutant, path)
+    status = pytest.main([*OPTIONS, "-x", *files], plugins=[watch])
     if watch.failure:
         return watch.failure
-    if code == pytest.ExitCode.OK:
+    if status == pytest.ExitCode.OK:
         return {"how": SURVIVED}
-    return {"how": RAISED, "error": f"pytest ended with {code!r}: the file cannot be imported"}
-
-
-def write_mutant(file: Path, text: str, number: int) -> None:
-    """In place of the link. Bytecode is known by its source's size and second: each mutant has a
-    second of its own."""
-    file.unlink()
-    file.write_text(text)
-    os.utime(file, (number, number))
+    return {"how": RAISED, "error": f"pytest ended with {status!r}: the file cannot be imported"}
 
 
 def limit_memory() -> None:
@@ -97,10 +94,10 @@ class Watch:
     """A plugin of pytest: chooses the tests, the quickest first, limits their time, and says how the
     first failure came."""
 
-    def __init__(self, tests: Mapping[str, float], mutant: Mutant, root: Path) -> None:
+    def __init__(self, tests: Mapping[str, float], mutant: Mutant, path: str) -> None:
         self.tests = tests
         self.mutant = mutant
-        self.file = str(root / mutant.file)
+        self.file = path
         self.failure = dict[str, str]()
 
     @pytest.hookimpl(trylast=True)

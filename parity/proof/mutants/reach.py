@@ -1,34 +1,52 @@
-"""Which unit tests reach which line, and how long each takes: one run of every test under coverage.
+"""Which unit tests reach which statement of the sources, and how long each takes.
 
     reach = reach_of(this_project(), processes=2)
     reach.killers("gen_engine.py", (120, 121))      the quickest first
 
-Each test file runs in a fork of one process that has imported the libraries. What was found is kept
-in build/mutants/, one file per test file, under a digest of it and of the sources.
+The tests run once, in one process that shares its engines, with a call in front of each statement
+of each function that notes its line: what puts a mutant in the place of a source puts these calls
+there, too. (Each file of tests in a process of its own loaded its engines anew: that never ended.)
+What was found is kept in build/mutants/, one file for each file of tests, under a digest of it and
+of the sources.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
+import builtins
 import functools
 import hashlib
 import json
 import os
 import re
-import shutil
+import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from parity.proof.mutants.forks import Died, forked
+import pytest
+
+from parity.proof.forks import Died, forked
 
 # pytest would warn that it cannot rewrite the plugins that this process has imported already.
 LOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 OPTIONS = ("-q", "-p", "no:cacheprovider", *LOADED)
-NOT_COPIED = ("build", "bench", "__pycache__")  # and what begins with a dot
+NOTE = "__note_line__"  # a builtin of the process that makes the map
+
+# What starts processes of its own, where no line is noted and no mutant is, or waits for minutes.
+NOT_ASKED = (
+    "companions/test_ray_data.py::test_readmes_recipe_does_nothing_twice",
+    "companions/test_batch_files.py::test_answer_file_sets_a_line_aside_at_which_the_process_died",
+    "companions/test_decoupled.py::test_without_a_verifier_that_can_be_started_a_call_fails",
+    "engine/test_file.py",
+    "engine/test_typing.py",
+    "engine/test_vlm.py::test_the_file_alone_takes_images",
+    "engine/test_speed.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +56,7 @@ class Project:
     root: Path
     sources: tuple[str, ...]
     tests: tuple[str, ...]
+    not_asked: tuple[str, ...] = ()
 
     @property
     def kept(self) -> Path:
@@ -45,18 +64,11 @@ class Project:
 
     def digest(self, *more: str) -> str:
         """Of the sources, of what all tests share, and of these files."""
-        shared = [str(path.relative_to(self.root)) for path in self.root.rglob("conftest.py")]
-        files = sorted({*self.sources, *filter(is_ours, shared), *more})
+        shared = [str(path.relative_to(self.root)) for path in self.root.glob("parity/tests/*.py")]
         content = hashlib.sha256()
-        for file in files:
+        for file in sorted({*self.sources, *shared, *more}):
             content.update(f"{file}\0".encode() + (self.root / file).read_bytes())
         return content.hexdigest()[:16]
-
-
-def is_ours(file: str) -> bool:
-    """Whether a path from the root is no part of an environment or of a build."""
-    first = file.partition("/")[0]
-    return first not in NOT_COPIED and not first.startswith(".")
 
 
 def this_project() -> Project:
@@ -66,7 +78,8 @@ def this_project() -> Project:
         return sorted(str(path.relative_to(root)) for path in root.glob(pattern))
 
     tests = [*files("parity/tests/engine/test_*.py"), *files("parity/tests/companions/test_*.py")]
-    return Project(root, ("gen_engine.py", *files("parity/companions/*.py")), tuple(tests))
+    sources = ("gen_engine.py", *files("parity/companions/*.py"))
+    return Project(root, sources, tuple(tests), tuple(f"parity/tests/{one}" for one in NOT_ASKED))
 
 
 # == What was found ==
@@ -74,7 +87,7 @@ def this_project() -> Project:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """seconds: of each test that passes.   tests_at: (source, line) -> tests whose calls pass it."""
+    """seconds: of each test that passes.   tests_at: (source, line of a statement) -> tests."""
 
     project: Project
     seconds: dict[str, float] = field(default_factory=dict)
@@ -82,13 +95,19 @@ class Reach:
 
     def killers(self, file: str, lines: tuple[int, int]) -> list[str]:
         """The tests that judge a change of these lines: those that pass them; of what runs when the
-        file is imported, those that pass a line of any source which names it."""
+        file is imported, those that pass a line of any source, or are in a file, which names it."""
         found = self.passing(file, range(lines[0], lines[1] + 1))
-        if not found:
-            names = names_at_import((self.project.root / file).read_text(), lines[0])
-            for source in self.project.sources if names else ():
-                found |= self.passing(source, self.lines_with(source, names))
+        names = names_at_import(self.text(file), lines[0])
+        if names:
+            word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+            for source in self.project.sources:
+                found |= self.passing(source, self.lines_with(source, word))
+            naming = {test for test in self.project.tests if word.search(self.text(test))}
+            found |= {test for test in self.seconds if test.partition("::")[0] in naming}
         return sorted(found, key=lambda test: (self.seconds[test], test))
+
+    def text(self, file: str) -> str:
+        return (self.project.root / file).read_text()
 
     def passing(self, file: str, lines: Iterable[int]) -> set[str]:
         found = set[str]()
@@ -96,18 +115,12 @@ class Reach:
             found |= self.tests_at.get((file, line), set())
         return found
 
-    def lines_with(self, file: str, names: Iterable[str]) -> Iterator[int]:
-        word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
-        text = (self.project.root / file).read_text()
-        for number, line in enumerate(text.splitlines(), start=1):
-            if word.search(line):
-                yield number
-
-    def without(self, tests: Iterable[str]) -> Reach:
-        left_out = set(tests)
-        seconds = {test: value for test, value in self.seconds.items() if test not in left_out}
-        tests_at = {place: tests - left_out for place, tests in self.tests_at.items()}
-        return Reach(self.project, seconds, tests_at)
+    def lines_with(self, file: str, word: re.Pattern[str]) -> Iterator[int]:
+        """The first lines of statements that hold a word."""
+        statements = statement_lines(self.text(file))
+        for number, line in enumerate(self.text(file).splitlines(), start=1):
+            if number in statements and word.search(line):
+                yield statements[number][0]
 
 
 def names_at_import(source: str, line: int) -> set[str]:
@@ -153,22 +166,24 @@ def statement_lines(source: str) -> dict[int, tuple[int, int]]:
     return found
 
 
-# == One run of each test file ==
+# == One run of the tests ==
 
 
 def reach_of(project: Project, processes: int) -> Reach:
-    """Runs the test files that nothing is kept of, each in a fork."""
+    """Runs the test files that nothing is kept of, in forks of this process."""
     project.kept.mkdir(parents=True, exist_ok=True)
     kept = {test: kept_file(project, test) for test in project.tests}
     left = [test for test, file in kept.items() if not file.exists()]
-    jobs = {at: functools.partial(noted_run, project, test) for at, test in enumerate(left)}
+    shares = [left[at::processes] for at in range(processes)]
+    jobs = {
+        at: functools.partial(note_tests, project, {test: kept[test] for test in share})
+        for at, share in enumerate(shares)
+        if share
+    }
     for at, found, seconds in forked(jobs, processes):
         if isinstance(found, Died):
-            raise RuntimeError(f"{left[at]} ended with {found.exit_code}. {found.error}")
-        for old in project.kept.glob(f"{kept[left[at]].name.rpartition('-')[0]}-*.json"):
-            old.unlink()
-        kept[left[at]].write_text(json.dumps(found))
-        print(f"{left[at]}: {len(found['seconds'])} tests, {seconds:.0f} s", file=sys.stderr)
+            raise RuntimeError(f"the tests of {shares[at]} ended with {found.exit_code}")
+        print(f"{len(shares[at])} files of tests, {seconds:.0f} s", file=sys.stderr)
     return reach_from(project, [file for file in kept.values() if file.exists()])
 
 
@@ -180,124 +195,137 @@ def kept_file(project: Project, test: str) -> Path:
 def reach_from(project: Project, files: Iterable[Path]) -> Reach:
     reach = Reach(project)
     for file in files:
-        row = json.loads(file.read_text())
-        reach.seconds.update(row["seconds"])
-        for source, lines in row["lines"].items():
-            for line, tests in lines.items():
-                passing = [test for test in tests if test in row["seconds"]]
-                reach.tests_at.setdefault((source, int(line)), set()).update(passing)
+        for test, (seconds, lines) in json.loads(file.read_text()).items():
+            reach.seconds[test] = seconds
+            for number, line in lines:
+                place = (project.sources[number], line)
+                reach.tests_at.setdefault(place, set()).add(test)
     return reach
 
 
-def noted_run(project: Project, test: str) -> dict[str, Any]:
-    """In a fork: the lines that each test of a file passes, and its seconds."""
-    import coverage
-    import pytest
+def note_tests(project: Project, kept: dict[str, Path]) -> None:
+    """In a fork: runs these files of tests, and writes which lines each test reaches."""
+    signal.alarm(0)  # `forked` limits a job, and this one takes a quarter of an hour
+    noter = Noter(kept)
+    setattr(builtins, NOTE, lambda source, line: noter.seen.add((source, line)))
+    numbers = {str(project.root / file): number for number, file in enumerate(project.sources)}
 
-    become(project.root, project.root)
-    include = [str(project.root / source) for source in project.sources]
-    noted = coverage.Coverage(data_file=None, config_file=False, include=include)
-    noter = Noter(noted)
-    noted.start()
-    pytest.main([*OPTIONS, test], plugins=[noter])
-    noted.stop()
-    data = noted.get_data()
-    lines = {}
-    for source in project.sources:
-        contexts = data.contexts_by_lineno(str(project.root / source))
-        lines[source] = {line: noter.tests_of(names) for line, names in contexts.items()}
-    return {"seconds": noter.seconds, "lines": lines}
+    def code_of(path: str) -> CodeType | None:
+        return noting_code(path, numbers[path]) if path in numbers else None
+
+    import_anew(project, code_of)
+    left_out = [f"--deselect={test}" for test in project.not_asked]
+    pytest.main([*OPTIONS, *left_out, *kept], plugins=[noter])
 
 
 class Noter:
-    """A plugin of pytest: each test is a context of coverage. So is each fixture that several tests
-    share, and each engine of the fixture `shared`: all who use it pass the lines of its setup."""
+    """A plugin of pytest: what each test reaches. All who use a fixture that tests share, or an
+    engine of the fixture `shared`, reach what its setup does."""
 
-    def __init__(self, noted: Any) -> None:
-        self.noted = noted
-        self.test = ""
-        self.seconds = dict[str, float]()
-        self.failed = set[str]()
-        self.users = dict[str, set[str]]()  # context of something shared -> tests
+    def __init__(self, kept: dict[str, Path]) -> None:
+        self.kept = kept
+        self.seen = set[tuple[int, int]]()
+        self.of_setup = dict[str, set[tuple[int, int]]]()
+        self.rows = dict[str, tuple[float, list[tuple[int, int]]]]()
+        self.durations = list[float]()
+        self.has_failed = False
 
-    def tests_of(self, contexts: Iterable[str]) -> list[str]:
-        found = set[str]()
-        for context in contexts:
-            found |= self.users.get(context, {context} if context else set())
-        return sorted(found)
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        self.seen.clear()
+        self.durations.clear()
+        self.has_failed = False
+        result = yield
+        for name in getattr(item, "fixturenames", ()):
+            self.seen |= self.of_setup.get(name, set())
+        if not self.has_failed:
+            self.rows[item.nodeid] = (round(sum(self.durations), 3), sorted(self.seen))
+        file = item.nodeid.partition("::")[0]
+        if nextitem is None or nextitem.nodeid.partition("::")[0] != file:
+            self.kept[file].write_text(json.dumps(self.rows))
+            self.rows.clear()
+        return result
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.test = nodeid
-        self.noted.switch_context(nodeid)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.durations.append(report.duration)
+        self.has_failed = self.has_failed or report.outcome != "passed"
 
-    def pytest_runtest_setup(self, item: Any) -> None:
-        for name in item.fixturenames:
-            self.users.setdefault(f"fixture {name}", set()).add(item.nodeid)
-
-    @contextlib.contextmanager
-    def setting_up(self, context: str) -> Iterator[None]:
-        self.noted.switch_context(context)
-        try:
-            yield
-        finally:
-            self.noted.switch_context(self.test)
-
-    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
         if fixturedef.scope == "function":
-            return None
-        from _pytest.fixtures import pytest_fixture_setup
-
-        with self.setting_up(f"fixture {fixturedef.argname}"):
-            value = pytest_fixture_setup(fixturedef, request)
+            return (yield)
+        before = set(self.seen)
+        self.seen.clear()
+        value = yield
+        self.of_setup[fixturedef.argname] = set(self.seen)
+        self.seen |= before
         if fixturedef.argname == "shared":
             value = functools.partial(self.shared_engine, value)
             fixturedef.cached_result = (value, *fixturedef.cached_result[1:])
         return value
 
     def shared_engine(self, shared: Any, *model: Any, **settings: Any) -> Any:
-        context = f"engine {model} {settings}"
-        self.users.setdefault(context, set()).add(self.test)
-        with self.setting_up(context):
-            return shared(*model, **settings)
+        name = f"{model} {settings}"
+        before = set(self.seen)
+        self.seen.clear()
+        engine = shared(*model, **settings)
+        self.seen |= self.of_setup.setdefault(name, set(self.seen)) | before
+        return engine
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        seconds = self.seconds.get(report.nodeid, 0.0) + report.duration
-        self.seconds[report.nodeid] = round(seconds, 3)
-        if report.outcome != "passed":
-            self.failed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
-        for test in self.failed:
-            self.seconds.pop(test, None)
+class NoteEachStatement(ast.NodeTransformer):
+    """A call in front of each statement of a function."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.depth = 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        self.depth += is_function
+        self.generic_visit(node)
+        for name in ("body", "orelse", "finalbody") if self.depth else ():
+            body = getattr(node, name, None)
+            if isinstance(body, list) and not isinstance(node, ast.ClassDef):
+                setattr(node, name, list(self.noted(body)))
+        self.depth -= is_function
+        return node
+
+    def noted(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for at, statement in enumerate(body):
+            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not (is_text and at == 0):  # a docstring stays the first
+                call = ast.parse(f"{NOTE}({self.number}, {statement.lineno})").body[0]
+                for node in ast.walk(call):
+                    ast.copy_location(node, statement)
+                yield call
+            yield statement
+
+
+def noting_code(path: str, number: int) -> CodeType:
+    tree = NoteEachStatement(number).visit(ast.parse(Path(path).read_text()))
+    return compile(tree, path, "exec")  # type: ignore[arg-type]
 
 
 # == In a fork ==
 
 
-def become(root: Path, copy: Path) -> None:
-    """From here on this process is silent, and imports the project's files from its copy."""
+def import_anew(project: Project, code_of: Callable[[str], CodeType | None]) -> None:
+    """From here on this process is silent, and imports the project's modules again. code_of: the
+    code of a file that is not to be what the file says."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
+    get_code = SourceFileLoader.get_code
+
+    def get_other_code(loader: SourceFileLoader, name: str) -> CodeType | None:
+        return code_of(os.path.abspath(loader.get_filename(name))) or get_code(loader, name)
+
+    SourceFileLoader.get_code = get_other_code  # type: ignore[method-assign]
+    environment = f"{project.root}/.venv"
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and file.startswith(f"{root}/") and is_ours(os.path.relpath(file, root)):
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(f"{project.root}/") and not file.startswith(environment):
             del sys.modules[name]
-    sys.path[:] = [str(copy), *(one for one in sys.path if one not in ("", str(root)))]
-    os.chdir(copy)
-
-
-def copy_project(project: Project, target: Path) -> None:
-    """The files of a project, as hard links: what writes anew leaves the original alone."""
-    target.mkdir()
-    for entry in project.root.iterdir():
-        if entry.name in NOT_COPIED or entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            shutil.copytree(entry, target / entry.name, copy_function=os.link)
-        else:
-            os.link(entry, target / entry.name)
-    models = project.root / "build" / "models"
-    if models.exists():
-        (target / "build").mkdir()
-        (target / "build" / "models").symlink_to(models)
+    sys.path[:] = [str(project.root), *(one for one in sys.path if one != str(project.root))]
+    os.chdir(project.root)

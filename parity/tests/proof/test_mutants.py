@@ -10,7 +10,6 @@ import pytest
 from parity.proof.__main__ import main
 from parity.proof.mutants import command
 from parity.proof.mutants.command import Judged, report
-from parity.proof.mutants.forks import Died, forked
 from parity.proof.mutants.judge import Outcome, is_raised, judge
 from parity.proof.mutants.mutation import Mutant, Source, sample
 from parity.proof.mutants.reach import Project, Reach, names_at_import, reach_of, statement_lines, this_project
@@ -155,10 +154,15 @@ def test_killers_of_a_constant_are_tests_of_lines_that_name_it(reach: Reach) -> 
     assert reach.killers(FILE, (line, line)) == ["test_it.py::test_halves_eight"]
 
 
+def test_killers_of_what_a_test_file_names_are_all_its_tests(reach: Reach) -> None:
+    line = SOURCE.splitlines().index("class Refused(Exception):") + 1
+    assert set(reach.killers(FILE, (line, line))) == set(reach.seconds)
+
+
 def test_reach_unchanged_sources_are_not_run_again(
     project: Project, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parity.proof.mutants.reach.noted_run", None)
+    monkeypatch.setattr("parity.proof.mutants.reach.note_tests", None)
     assert reach_of(project, processes=1) == reach
 
 
@@ -233,13 +237,6 @@ def test_is_raised_error_of_another_function_is_not() -> None:
     assert is_raised(caught.value, __file__, (line - 1, line))
     assert not is_raised(caught.value, __file__, (1, 2))
     assert not is_raised(AssertionError(), __file__, (line - 1, line))
-
-
-def test_forked_fork_that_raises_says_what() -> None:
-    results = {key: result for key, result, _ in forked({"a": lambda: 1 / 0, "b": lambda: 2}, 2)}
-    assert results["b"] == 2
-    assert isinstance(results["a"], Died)
-    assert "ZeroDivisionError" in results["a"].error
 
 
 # == The report ==
