@@ -13,6 +13,7 @@ import datetime
 import difflib
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -22,8 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen_engine import OptionError
-from parity.environment.output_paths import file_to_write
+from gen_engine import OptionError, load
 from parity.judge.worker import settle
 from parity.proof.mutants.reach import Project, Reach, reach_of, this_project
 
@@ -74,6 +74,14 @@ class Score:
         return 1 - alive / max(self.total, 1)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, of 95 %: what a larger sample may find."""
+        count, square = max(self.total, 1), 1.96**2
+        spread = math.sqrt(square * self.killed * (1 - self.killed) / count + (square / count / 2) ** 2)
+        middle, scale = self.killed + square / count / 2, 1 + square / count
+        return (middle - spread) / scale, (middle + spread) / scale
+
+    @property
     def silent_killed(self) -> float:
         """The share of those that do not merely raise."""
         raised = self.counts.get("raised", 0)
@@ -90,14 +98,21 @@ def run(args: argparse.Namespace) -> int:
     project = this_project()
     os.environ.update({name: os.environ.get(name, value) for name, value in VARIABLES.items()})
     settle(*LIBRARIES)
+    load_once(project)
     os.chdir(project.root)  # mutmut reads the pyproject.toml of the working directory
     reach = reach_of(project, args.processes)
     judged = list(run_mutants(reach, parts_of(args), args))
     print("\n".join(report(project, judged)))
-    if args.json:
-        args.json.write_text(json.dumps([row_of(one) for one in judged], indent=1))
     scores = scores_of(judged)
     return 0 if all(score.killed >= GOALS[part] for part, score in scores.items()) else 1
+
+
+def load_once(project: Project) -> None:
+    """What a first load and call import is not imported again in each fork."""
+    for name in ("tiny-qwen3", "tiny-qwen3-vl"):
+        with load(project.root / "golden" / "models" / name, backend="hf", progress=False) as engine:
+            engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
+    settle()
 
 
 def parts_of(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
@@ -190,7 +205,8 @@ def report(project: Project, judged: Sequence[Judged]) -> Iterator[str]:
     yield "|---" * 10 + "|"
     for part, score in scores_of(judged).items():
         counts = " | ".join(str(score.counts.get(how, 0)) for how in hows)
-        shares = f"{score.killed:.0%} | {score.silent_killed:.0%}"
+        low, high = score.interval
+        shares = f"{score.killed:.0%} ({low:.0%} to {high:.0%}) | {score.silent_killed:.0%}"
         yield f"| {part} | {score.total} | {score.equivalent} | {counts} | {shares} |"
 
 
@@ -199,13 +215,6 @@ def difference(project: Project, mutant: Mutant) -> Iterator[str]:
     after = mutant.text.splitlines()
     yield from difflib.unified_diff(before, after, mutant.file, "mutant", n=2, lineterm="")
     yield ""
-
-
-def row_of(one: Judged) -> dict[str, Any]:
-    mutant = one.mutant
-    place = {"file": mutant.file, "line": mutant.lines[0]}
-    change = {"original": mutant.original, "mutated": mutant.mutated}
-    return {**place, **change, "equivalent": one.reason, **asdict(one.outcome)}
 
 
 # == The command ==
@@ -222,5 +231,4 @@ def add_mutants(subparsers: Any) -> None:
     parser.add_argument("--count", type=int, default=100, metavar="N", help="mutants (100)")
     parser.add_argument("--only", choices=PARTS, help="default: half of the mutants of each")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="at a time (2)")
-    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write what became of each mutant")
     parser.set_defaults(run=run)

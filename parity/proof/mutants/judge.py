@@ -18,7 +18,10 @@ from parity.proof.mutants.reach import OPTIONS, Project, Reach, import_anew
 
 # How a mutant ended. RAISED: the test that failed shows that the lines ran, not what they must do.
 ASSERTED, RAISED, HUNG, SURVIVED, UNREACHED = "asserted", "raised", "hung", "survived", "unreached"
-PATIENCE, SLOWER = 60, 10  # seconds, and times its measured ones, that a test may take
+# Seconds of processor, and times its measured seconds, that a test may take: on a busy machine a
+# clock would call sound code endless. A test that waits for ever uses none.
+PATIENCE, SLOWER = 60, 10
+WAIT = 1800  # seconds by the clock, for all tests of a mutant
 LONGEST = 60  # seconds of tests, the quickest first: what takes longer to see counts as survived
 MEMORY = 8 << 30  # bytes that a mutant may take beside what the process has: two run at a time
 
@@ -60,7 +63,7 @@ def within(longest: float, tests: Mapping[str, float]) -> dict[str, float]:
 def outcome(found: Any, tests: int) -> Outcome:
     if not isinstance(found, Died):
         return Outcome(tests=tests, **found)
-    if found.is_hang:
+    if found.is_hang or found.exit_code == -signal.SIGPROF:
         return Outcome(HUNG, tests)
     return Outcome(ASSERTED, tests, error=f"its process ended with {found.exit_code}")
 
@@ -70,6 +73,7 @@ def outcome(found: Any, tests: int) -> Outcome:
 
 def run_tests(project: Project, mutant: Mutant, tests: Mapping[str, float]) -> dict[str, str]:
     """Runs the tests against the mutant until one fails."""
+    signal.alarm(WAIT)
     path = str(project.root / mutant.file)
     code = compile(mutant.text, path, "exec", dont_inherit=True)
     import_anew(project, {path: code}.get)
@@ -108,7 +112,7 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        signal.alarm(int(PATIENCE + SLOWER * self.tests[item.nodeid]))
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE + SLOWER * self.tests[item.nodeid])
         return (yield)
 
     def pytest_exception_interact(self, node: Any, call: pytest.CallInfo[Any], report: Any) -> None:
