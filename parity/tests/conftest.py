@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,6 +39,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 RELEASES = {f"{r.releases} cannot do {r.what}": r.fix for r in REFUSALS if r.releases}
+
+# Other examples in each run. --hypothesis-profile default: the usual hundred.
+hypothesis.settings.register_profile("parity", max_examples=30)
+hypothesis.settings.load_profile("parity")
 
 SERVER = "PARITY_TESTS_FORKED_PYTHON"  # variable: the folder of its client
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import TEXT, open_engine
-
 pytestmark = pytest.mark.usefixtures("forked_python")
 
 PYTHON = sys.executable  # before the fixture
@@ -100,11 +98,18 @@ def test_signal_to_the_client_ends_the_fork_and_what_kills_it_kills_its_children
         os.kill(int(pid), signal.SIGKILL)
 
 
+STARTS_BESIDE_AN_ENGINE = """
+import os, subprocess, sys
+from parity.tests.conftest import TEXT, open_engine
+open_engine(TEXT, "vllm").close()
+code = "import os, sys; print('torch' in sys.modules, os.environ['VLLM_DIST_IDENT'] == sys.argv[1])"
+subprocess.run([sys.executable, "-c", code, os.environ["VLLM_DIST_IDENT"]], check=True)
+"""
+
+
 def test_what_engines_leave_in_the_environment_makes_no_other_process() -> None:
-    open_engine(TEXT, "vllm").close()
-    assert os.environ["VLLM_DIST_IDENT"]
-    code = "import os, sys; print('torch' in sys.modules, os.environ['VLLM_DIST_IDENT'])"
-    assert run(sys.executable, "-c", code).stdout.split() == ["True", os.environ["VLLM_DIST_IDENT"]]
+    done = run(sys.executable, "-c", STARTS_BESIDE_AN_ENGINE)
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_file_that_is_handed_over_has_its_number() -> None:

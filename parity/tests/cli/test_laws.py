@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from parity.cli.laws import LAWS, Sample, add_laws, cut_by_scanning, try_law, try_laws
@@ -58,12 +60,25 @@ def command(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, s
     return code, said.out, said.err
 
 
+@pytest.fixture
+def no_shrinking() -> Iterator[None]:
+    """A counterexample of any size will do: to make it small takes most of the time."""
+    usual = hypothesis.settings()
+    hypothesis.settings.register_profile("as-found", usual, phases=[hypothesis.Phase.generate])
+    hypothesis.settings.load_profile("as-found")
+    yield
+    hypothesis.settings.register_profile("as-before", usual)
+    hypothesis.settings.load_profile("as-before")
+
+
+@pytest.mark.usefixtures("no_shrinking")
 @pytest.mark.parametrize("cutter", BROKEN_BY, ids=lambda cutter: cutter.__name__)
 def test_a_legacy_cutter_breaks_the_right_laws(cutter: object) -> None:
     broken = {trial.law.name for trial in try_laws(cutter, examples=60) if trial.broken}  # type: ignore[arg-type]
     assert broken == BROKEN_BY[cutter]  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("no_shrinking")
 def test_the_pins_alone_find_the_known_bugs() -> None:
     for law in LAWS[:2]:
         assert try_law(law, first_in_list, examples=1).broken is not None
@@ -79,6 +94,7 @@ def test_the_counterexample_is_small_and_can_be_repeated() -> None:
     assert len(trial.calls) == 1 and re.fullmatch(r"cut\('(.)', \['\1'\]\) is '\1', should be ''", trial.calls[0])
 
 
+@pytest.mark.usefixtures("no_shrinking")
 def test_the_same_seed_finds_the_same() -> None:
     first, again = (try_law(LAWS[0], earliest_start, examples=60, seed=3) for _ in range(2))
     assert first.broken is not None and str(first) == str(again)
@@ -106,6 +122,7 @@ def test_the_command_on_our_own_cutter(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+@pytest.mark.usefixtures("no_shrinking")
 def test_the_command_on_a_legacy_cutter(capsys: pytest.CaptureFixture[str]) -> None:
     code, said, _ = command(capsys, "--cutter", f"{__name__}:fails_on_none", "--examples", "50")
     assert code == 1

@@ -28,6 +28,7 @@ def test_known_biases_lists_those_that_are_here(is_here: bool, monkeypatch: pyte
     assert kernels.known_biases("vllm", "bfloat16") == ((str(one),) if is_here else ())
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_doctor_says_which_are_in_use() -> None:
     pytest.importorskip("vllm")
     said = shell.try_backend("vllm", None).libraries["vllm"]
