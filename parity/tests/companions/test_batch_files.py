@@ -198,6 +198,7 @@ def test_openai_batch_lines_are_answered_by_openai_result_lines(
     told = line["response"]["body"]
     [choice] = told["choices"]
     assert (line["custom_id"], line["error"], line["response"]["status_code"]) == ("c1", None, 200)
+    assert line["id"] == line["response"]["request_id"] == "batch_req_1"
     assert choice["message"] == {"role": "assistant", "content": result.text}
     assert (choice["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 4)
     assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == pytest.approx(result.logprobs, abs=1e-5)
@@ -227,6 +228,7 @@ def test_an_openai_field_that_cannot_be_honoured_is_refused(
     target, summary = answered(write(tmp_path / "in.jsonl", asked), engine)
     line, _ = lines(target)
     assert line["response"] is None and line["custom_id"] == "c1" and summary.errors == 1
+    assert line["id"] == "batch_req_1"
     named = {"thinking_token_budget": "budget", "response_format": "xml"}.get(field, field)
     assert named in line["error"]["message"]
 
@@ -624,6 +626,7 @@ for target in targets:
 """
 
 
+BAD = 9  # the deadly line, from 0
 DEATHS = dict.fromkeys(("read", "prepare", "run"), "-9 -9 1 1")
 
 
@@ -631,8 +634,8 @@ DEATHS = dict.fromkeys(("read", "prepare", "run"), "-9 -9 1 1")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A folder, and for each place where a line kills the process the exit codes of four starts."""
     folder = tmp_path_factory.mktemp("deaths")
-    asked = questions(60)
-    asked[33] = {"id": "bad", "prompt": "a deadly line"}
+    asked = questions(16)
+    asked[BAD] = {"id": "bad", "prompt": "a deadly line"}
     source = write(folder / "in.jsonl", asked)
     targets = [str(folder / f"{place}.jsonl") for place in DEATHS]
     files = [str(source), str(folder / "whole.jsonl"), str(TEXT), *targets]
@@ -654,11 +657,11 @@ def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     folder, found = deaths
     target, whole = folder / f"{place}.jsonl", folder / "whole.jsonl"
     assert found[place] == codes
-    bad = lines(target)[33]
+    bad = lines(target)[BAD]
     assert bad["id"] == "bad"
-    assert "the process died 2 times while line 34 was in work" in bad["error"]["message"]
-    others = lines(target)[:33] + lines(target)[34:]
-    assert [line["text"] for line in others] == texts(whole)[:33] + texts(whole)[34:]
+    assert f"the process died 2 times while line {BAD + 1} was in work" in bad["error"]["message"]
+    others = lines(target)[:BAD] + lines(target)[BAD + 1 :]
+    assert [line["text"] for line in others] == texts(whole)[:BAD] + texts(whole)[BAD + 1 :]
     assert not Path(f"{target}.at").exists()
 
 

@@ -181,7 +181,7 @@ def test_token_bytes_of_words_and_of_parts_of_characters(piece: str, text: str, 
 
 
 def test_logprobs_of_parts_of_characters_join_to_the_text(text: GenerationEngine) -> None:
-    sentence = "Grüße, 日本 🙂"
+    sentence = "Grüße, 日本 🙂 " + "".join(map(chr, range(0xA1, 0x180)))  # each byte of two that go on
     ids = text.tokenizer.encode(sentence, add_special_tokens=False)
     replies = Replies(text)
     assert b"".join(bytes(replies.token(i)["bytes"]) for i in ids).decode() == sentence
@@ -192,6 +192,11 @@ def test_logprobs_of_parts_of_characters_join_to_the_text(text: GenerationEngine
 def test_a_field_that_is_not_carried_is_refused_with_its_name(field: str) -> None:
     with pytest.raises(UnsupportedError, match=f"body.{field} is "):
         read_body({**chat("a"), field: "high"})
+
+
+def test_reasoning_effort_is_refused_with_what_templates_read() -> None:
+    with pytest.raises(UnsupportedError, match="give theirs in chat_template_kwargs, or bound the thought"):
+        read_body({**chat("a"), "reasoning_effort": "high"})
 
 
 WEATHER = "What is the weather in Oslo?"

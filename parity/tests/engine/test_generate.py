@@ -191,6 +191,13 @@ def test_a_stop_id_that_is_an_eos_id_is_an_eos(text: GenerationEngine) -> None:
     assert (own.finish_reason, own.stop_reason) == ("stop", free.token_ids[-1])
 
 
+def test_raw_text_has_the_blanks_before_punctuation(shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    ids = engine.tokenizer.encode("Is it so ? No , it 's not .")
+    [result] = engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": len(ids), "replay": [ids]})
+    assert result.raw_text == "Is it so ? No , it 's not ."
+
+
 def test_eos_ends_a_row_and_is_in_the_ids_and_raw_text_only(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT])
     assert (result.finish_reason, result.stop_reason) == ("eos", None)

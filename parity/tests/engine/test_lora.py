@@ -128,6 +128,16 @@ def test_adapters_are_added_and_removed_while_the_engine_lives(backend: str, ada
         assert (again.token_ids, again.cached) == (expected[0], True), "the same adapter as at first"
 
 
+def test_adapters_come_and_go_under_the_weight_version_that_was_set(adapters: dict[str, str]) -> None:
+    with open_engine(TEXT, "hf") as engine:
+        engine.update_weights({"model.norm.weight": engine.model.model.norm.weight.detach().clone()}, version="step 7")
+        engine.add_adapter("one", adapters["one"])
+        added = engine.generate_text_batch([mixed()[1]], OPTIONS)[0].weight_version
+        engine.remove_adapter("one")
+        removed = engine.generate_text_batch([{"prompt": "a"}], OPTIONS)[0].weight_version
+        assert (added, removed) == ("step 7", "step 7")
+
+
 def test_add_adapter_leaves_the_bare_model_without_it(adapters: dict[str, str]) -> None:
     torch = importlib.import_module("torch")
     with open_engine(TEXT, "hf") as engine, torch.no_grad():

@@ -279,6 +279,7 @@ FOLLOWED: list[Any] = [
     {"type": "number", "enum": [1, 2.5]},
     {"type": "object", "anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
     {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]},
+    {"oneOf": [{"type": "boolean"}, {"oneOf": [{"type": "integer"}, {"type": "null"}]}]},
     {
         "oneOf": [
             {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
