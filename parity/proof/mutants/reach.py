@@ -95,11 +95,15 @@ class Reach:
 
     def killers(self, file: str, lines: tuple[int, int]) -> list[str]:
         """The tests that judge a change of these lines: those that pass them; of what runs when the
-        file is imported, those that pass a line of any source, or are in a file, which names it."""
+        file is imported, those that pass a line of any source, or are in a file, which names it,
+        or what is defined by it."""
+        text = self.text(file)
         found = self.passing(file, range(lines[0], lines[1] + 1))
-        names = names_at_import(self.text(file), lines[0])
+        names = names_at_import(text, lines[0])
+        for line in list(self.lines_with(file, word_of(names))) if names else ():
+            names |= names_at_import(text, line)  # DTYPES = get_args(DType)
         if names:
-            word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+            word = word_of(names)
             for source in self.project.sources:
                 found |= self.passing(source, self.lines_with(source, word))
             naming = {test for test in self.project.tests if word.search(self.text(test))}
@@ -123,11 +127,15 @@ class Reach:
                 yield statements[number][0]
 
 
+def word_of(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+
 def names_at_import(source: str, line: int) -> set[str]:
     """What a line outside of functions defines: constants, fields and their class, or the function
     whose default or decorator it is. Nothing of a line in a function."""
     found = set[str]()
-    body: list[ast.stmt] = ast.parse(source).body
+    body: list[ast.stmt] = parsed(source).body
     while body:
         around = [one for one in body if first_line(one) <= line <= (one.end_lineno or one.lineno)]
         body = []
@@ -152,10 +160,16 @@ def names_bound(statement: ast.stmt) -> set[str]:
     return {one.id for one in targets if isinstance(one, ast.Name)}
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.cache
 def statement_lines(source: str) -> dict[int, tuple[int, int]]:
     """Line -> first and last line of the innermost statement, of a compound one of its head."""
     found = dict[int, tuple[int, int]]()
-    for node in ast.walk(ast.parse(source)):  # outer ones first
+    for node in ast.walk(parsed(source)):  # outer ones first
         if isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
             first = getattr(node, "lineno", 0) or node.body[0].lineno - 1  # type: ignore[union-attr]
             last = getattr(node, "end_lineno", None) or first

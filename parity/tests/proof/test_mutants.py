@@ -18,6 +18,7 @@ SOURCE = '''"""A file."""
 
 __all__ = ["halved"]
 MOST = 7
+LIMIT = MOST
 
 
 class Refused(Exception):
@@ -30,7 +31,7 @@ def halved(value: "int", times=1) -> int:
     label = "one label of it"
     for _ in range(times):
         value = value // 2
-    return min(value, MOST)
+    return min(value, LIMIT)
 
 
 def named(
@@ -109,7 +110,7 @@ def mutants(source: Source) -> list[Mutant]:
 def test_mutants_operators_and_arguments_are_changed(mutants: list[Mutant]) -> None:
     changes = {(one.original, one.mutated) for one in mutants}
     assert ("value = value // 2", "value = value / 2") in changes
-    assert ("return min(value, MOST)", "return min(MOST)") in changes
+    assert ("return min(value, LIMIT)", "return min(LIMIT)") in changes
     assert ("MOST = 7", "MOST = 8") in changes
 
 
@@ -149,7 +150,7 @@ def test_killers_of_a_shared_fixture_are_all_who_use_it(reach: Reach) -> None:
     }
 
 
-def test_killers_of_a_constant_are_tests_of_lines_that_name_it(reach: Reach) -> None:
+def test_killers_of_a_constant_are_tests_of_lines_that_name_it_or_what_it_defines(reach: Reach) -> None:
     line = SOURCE.splitlines().index("MOST = 7") + 1
     assert reach.killers(FILE, (line, line)) == ["test_it.py::test_halves_eight"]
 
@@ -198,7 +199,7 @@ def mutant(project: Project, old: str, new: str) -> Mutant:
     text = SOURCE.replace(old, new)
     line = SOURCE[: SOURCE.index(old)].count("\n") + 1
     lines = statement_lines(SOURCE)[line]
-    function = (11, 17) if line < 19 else (20, 25)
+    function = (12, 18) if line < 20 else (21, 26)
     return Mutant(FILE, text, old, new, lines, function)
 
 
