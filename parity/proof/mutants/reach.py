@@ -317,8 +317,10 @@ class NoteEachStatement(ast.NodeTransformer):
 
 
 def noting_code(path: str, number: int) -> CodeType:
-    tree = NoteEachStatement(number).visit(ast.parse(Path(path).read_text()))
-    return compile(tree, path, "exec")  # type: ignore[arg-type]
+    tree = ast.parse(Path(path).read_text())
+    NoteEachStatement(number).visit(tree)
+    code: CodeType = compile(tree, path, "exec")
+    return code
 
 
 # == In a fork ==
@@ -335,7 +337,7 @@ def import_anew(project: Project, code_of: Callable[[str], CodeType | None]) -> 
     def get_other_code(loader: SourceFileLoader, name: str) -> CodeType | None:
         return code_of(os.path.abspath(loader.get_filename(name))) or get_code(loader, name)
 
-    SourceFileLoader.get_code = get_other_code  # type: ignore[method-assign]
+    SourceFileLoader.get_code = get_other_code  # type: ignore[method-assign, assignment]
     environment = f"{project.root}/.venv"
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""

@@ -626,7 +626,7 @@ for target in targets:
 """
 
 
-BAD = 9  # the deadly line, from 0
+DEADLY_AT = 9  # the deadly line, from 0
 DEATHS = dict.fromkeys(("read", "prepare", "run"), "-9 -9 1 1")
 
 
@@ -635,7 +635,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     """A folder, and for each place where a line kills the process the exit codes of four starts."""
     folder = tmp_path_factory.mktemp("deaths")
     asked = questions(16)
-    asked[BAD] = {"id": "bad", "prompt": "a deadly line"}
+    asked[DEADLY_AT] = {"id": "bad", "prompt": "a deadly line"}
     source = write(folder / "in.jsonl", asked)
     targets = [str(folder / f"{place}.jsonl") for place in DEATHS]
     files = [str(source), str(folder / "whole.jsonl"), str(TEXT), *targets]
@@ -657,11 +657,11 @@ def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     folder, found = deaths
     target, whole = folder / f"{place}.jsonl", folder / "whole.jsonl"
     assert found[place] == codes
-    bad = lines(target)[BAD]
+    bad = lines(target)[DEADLY_AT]
     assert bad["id"] == "bad"
-    assert f"the process died 2 times while line {BAD + 1} was in work" in bad["error"]["message"]
-    others = lines(target)[:BAD] + lines(target)[BAD + 1 :]
-    assert [line["text"] for line in others] == texts(whole)[:BAD] + texts(whole)[BAD + 1 :]
+    assert f"the process died 2 times while line {DEADLY_AT + 1} was in work" in bad["error"]["message"]
+    others = lines(target)[:DEADLY_AT] + lines(target)[DEADLY_AT + 1 :]
+    assert [line["text"] for line in others] == texts(whole)[:DEADLY_AT] + texts(whole)[DEADLY_AT + 1 :]
     assert not Path(f"{target}.at").exists()
 
 
