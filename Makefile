@@ -54,7 +54,7 @@ parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both
 selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
 	$(BIN)/python -m parity.proof selftest $(SELFTEST)
 
-# MUTANTS="--seed 20261125 --count 50 --only engine --backend hf": another sample; the default is 100 by the date.
+# MUTANTS="--seed 20261125 --count 50 --only engine": another sample; the default is 100 by the date.
 mutants: $(VENV)/.ready  ## mutation score of gen_engine.py and the companions, by unit tests: a random sample (long; the first run maps lines to tests)
 	$(BIN)/python -m parity.proof mutants $(MUTANTS)
 
