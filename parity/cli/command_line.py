@@ -28,6 +28,7 @@ from parity.cli import demo, laws, shell
 from parity.cli.upgrade import commands as upgrading
 from parity.companions import batch_files
 from parity.diff import commands as differing
+from parity.draft import commands as drafting
 from parity.environment import libraries, vendor
 from parity.goldens.safe_text import say
 from parity.goldens.store import GoldenError, SettingsError
@@ -42,6 +43,9 @@ from parity.scan import commands as scanning
 
 COMMANDS = (
     scanning.add_scan,
+    drafting.add_draft,
+    drafting.add_migrate,
+    drafting.add_skill,
     recording.add_record,
     judging.add_check,
     judging.add_explain,

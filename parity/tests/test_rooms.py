@@ -22,13 +22,14 @@ ROOMS: dict[str, str] = {
     "record": DATA,
     "judge": f"record {DATA}",
     "scan": DATA,
+    "draft": f"scan record {DATA} gen_engine",
     "diff": f"judge record {DATA} companions gen_engine",
     "report": f"diff judge record {DATA}",
     "bench": f"diff judge record {DATA} companions gen_engine",
     "rollout": f"judge record {DATA} companions gen_engine",
-    "cli": f"scan rollout bench report diff judge record {DATA} companions gen_engine",
+    "cli": f"draft scan rollout bench report diff judge record {DATA} companions gen_engine",
     "proof": f"cli diff judge record {DATA} companions gen_engine",  # in a clone only: nothing imports it
-    "tests": f"proof cli scan rollout bench report diff judge record {DATA} companions gen_engine",
+    "tests": f"proof cli draft scan rollout bench report diff judge record {DATA} companions gen_engine",
 }
 DOORS = ("__init__", "__main__", "pytest_plugin")  # names that users type; they open "cli"
 

@@ -1,0 +1,1093 @@
+"""Translates calls: loads, templates, tokenizers, generate, decode, vLLM, pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import libcst as cst
+
+from parity.draft.decisions import Decision, Decisions
+from parity.draft.expressions import Expressions, Scope, kind_of, plain
+from parity.draft.loads import Load, part_of, transformers_load, vllm_load
+from parity.draft.observed import Observed
+from parity.draft.roles import Unsure, Value, code_of, constant, dotted, parse
+from parity.draft.settings import GenerateOptions, Options, literal, mapping, sampling_params
+
+MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
+         "bfloat16", "tie_weights")  # fmt: skip
+DTYPE_CALLS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}
+TEMPLATE_WORDS = {
+    "conversation", "messages", "tokenize", "add_generation_prompt", "return_tensors",
+    "return_dict", "enable_thinking", "tools", "continue_final_message", "padding",
+    "return_attention_mask", "add_special_tokens", "return_assistant_tokens_mask",
+}  # fmt: skip
+TOKENIZER_WORDS = {
+    "text", "return_tensors", "padding", "add_special_tokens", "return_attention_mask", "images",
+    "return_token_type_ids", "truncation", "max_length", "videos", "padding_side",
+}  # fmt: skip
+SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.manual_seed",
+         "torch.cuda.manual_seed_all", "torch.random.manual_seed")  # fmt: skip
+MISSING = "its meaning here is not known"
+
+
+def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression]:
+    """Arguments by name; positional ones are called as in `names`. Raises Unsure for mappings."""
+    found: dict[str, cst.BaseExpression] = {}
+    rest = list(names)
+    for arg in call.args:
+        if arg.star:
+            raise Unsure(f"`{code_of(call)}`", "what its mapping holds is not seen here")
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif rest:
+            found[rest.pop(0)] = arg.value
+        else:
+            raise Unsure(f"`{code_of(call)}`", "it has more arguments than are known")
+    return found
+
+
+class Calls(Expressions):
+    seen: Observed
+    ask: Decisions
+    stops: bool
+
+    # What statements.py and module.py add.
+
+    def function_call(self, node: cst.Call, scope: Scope) -> Value | None:
+        raise NotImplementedError
+
+    def loaded(self, load: Load, kind: str, scope: Scope) -> Value:
+        raise NotImplementedError
+
+    def variable(self, wanted: str, scope: Scope) -> str:
+        raise NotImplementedError
+
+    def settings_of(
+        self, node: cst.BaseExpression, scope: Scope
+    ) -> dict[str, cst.BaseExpression] | None:
+        raise NotImplementedError
+
+    def note(self, text: str) -> None:
+        raise NotImplementedError
+
+    def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
+        raise NotImplementedError
+
+    def call(self, node: cst.Call, scope: Scope) -> Value:
+        name = dotted(node.func)
+        if name == "len" and len(node.args) == 1:
+            return self.length_of(node, scope)
+        made = self.made(node, name, scope) or self.function_call(node, scope)
+        if made is not None:
+            return made
+        if isinstance(node.func, cst.Attribute) and name != "process_vision_info":
+            found = self.method(node, node.func, scope)
+            if found is not None:
+                return found
+        return self.called_value(node, scope) or self.others(node, scope)
+
+    # == What is made ==
+
+    def made(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
+        last = name.rpartition(".")[2]
+        if last == "from_pretrained":
+            return self.pretrained(node, name, scope)
+        if last == "LLM" and scope.find(name) is None:
+            return self.loaded(vllm_load(node, self.seen), "llm", scope)
+        if last == "pipeline" and scope.find(name) is None:
+            return self.made_pipeline(node, scope)
+        if last == "SamplingParams":
+            return self.made_params(node, scope)
+        if last == "GenerationConfig":
+            said = self.plain_all(self.generation_words(node), scope)
+            return Value(None, "settings", "generation_config", details=said)
+        if last and last[0].isupper():
+            part_of(last)  # raises for what the engine does not run
+        if last in ("process_vision_info", "TextIteratorStreamer", "TextStreamer"):
+            what = f"`{last}` is used"
+            possible = "companions/streaming.py: stream(engine, requests, options)"
+            raise Unsure(what, MISSING, possible if "Streamer" in last else "")
+        return None
+
+    def generation_words(self, node: cst.Call) -> dict[str, cst.BaseExpression]:
+        words = [arg for arg in node.args if not arg.star]
+        if len(words) != len(node.args):
+            stars = [arg.value for arg in node.args if arg.star]
+            self.drop_empty_stars(stars, node)
+        return arguments(node.with_changes(args=words), ())
+
+    def drop_empty_stars(self, stars: list[cst.BaseExpression], node: cst.Call) -> None:
+        """`**kwargs` of the function itself, where no golden gave any."""
+        for star in stars:
+            name = code_of(star)
+            if not self.is_empty_mapping(name):
+                raise Unsure(f"`{code_of(node)}`", f"what {name} holds is not seen here")
+            self.note(
+                f"`**{name}` reached generate and was empty in all goldens; the draft drops it, "
+                "because keywords of transformers are no options"
+            )
+
+    def is_empty_mapping(self, name: str) -> bool:
+        raise NotImplementedError
+
+    def pretrained(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
+        owner = name.rpartition(".")[0].rpartition(".")[2]
+        if owner == "GenerationConfig":
+            raise Unsure(f"`{code_of(node)}`", "its file is not read here", "name its fields")
+        if owner in ("PeftModel", "AutoPeftModelForCausalLM"):
+            what = f"`{code_of(node)}` loads an adapter"
+            raise Unsure(what, "it is not written by itself", "load(..., adapters={...})")
+        if self.is_remote(node, owner):
+            what = f"`{code_of(node)}` runs code of the checkpoint"
+            raise Unsure(
+                what,
+                "gen_engine loads transformers' own classes",
+                "leave it; or use a checkpoint of the same model whose class transformers has",
+            )
+        part = part_of(owner)
+        if not part:
+            return None
+        if part == "model":
+            load = transformers_load(node, self.seen)
+            return self.loaded(load, "model", scope)
+        path = node.args[0].value
+        details = {"path": self.plain_node(path, scope)}
+        if part == "processor":
+            details |= self.pixel_words(node, scope)
+        return Value(scope.find_engine(), "engine", part, details=details)
+
+    def is_remote(self, node: cst.Call, owner: str) -> bool:
+        return owner == "AutoModel" and any(
+            arg.keyword is not None
+            and arg.keyword.value == "trust_remote_code"
+            and constant(arg.value) is not False
+            for arg in node.args
+        )
+
+    def pixel_words(self, node: cst.Call, scope: Scope) -> dict[str, cst.BaseExpression]:
+        found = {}
+        for arg in node.args:
+            if arg.keyword is not None and arg.keyword.value in ("min_pixels", "max_pixels"):
+                found[arg.keyword.value] = self.plain_node(arg.value, scope)
+        return found
+
+    def made_pipeline(self, node: cst.Call, scope: Scope) -> Value:
+        said = arguments(node, ("task", "model"))
+        task = constant(said.pop("task", None))
+        if task not in ("text-generation", NotImplemented):
+            raise Unsure(f"a pipeline for {task}", "only text-generation is drafted")
+        model = said.pop("model", None)
+        extra = said.pop("model_kwargs", None)
+        if extra is not None:
+            raise Unsure("the pipeline has model_kwargs", MISSING, "say them to load()")
+        if model is None:
+            raise Unsure("the pipeline names no model", "the task chooses it", "name a model")
+        value = self.translate(model, scope)
+        if value.role == "engine":
+            return replace(value, kind="pipeline")
+        words = [cst.Arg(model)]
+        words += [cst.Arg(v, cst.Name(k)) for k, v in said.items() if k != "tokenizer"]
+        load = transformers_load(cst.Call(cst.Name("load"), words), self.seen)
+        return self.loaded(load, "pipeline", scope)
+
+    def made_params(self, node: cst.Call, scope: Scope) -> Value:
+        said = self.plain_all(arguments(node, ("n",)), scope)
+        options = sampling_params(said)
+        details = {} if options.samples is None else {"samples": options.samples}
+        return Value(options.as_dict(), "settings", "sampling_params", details=details)
+
+    def plain_all(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        return {
+            name: self.plain_node(node, scope)
+            for name, node in said.items()
+            if name
+            not in (
+                "tokenizer",
+                "pad_token_id",
+                "streamer",
+                "stopping_criteria",
+                "logits_processor",
+            )
+        }
+
+    # == Counting ==
+
+    def length_of(self, node: cst.Call, scope: Scope) -> Value:
+        value = self.translate(node.args[0].value, scope)
+        if value.role == "ids_row":
+            return replace(value, role="length", node=None)
+        if value.role in ("new_row",) and value.node is not None:
+            self.refuse_padded(value, node)
+            return plain(parse("{n}.completion_tokens", n=value.node))
+        if value.details.get("row") is not None:
+            return plain(parse("{n}.completion_tokens", n=value.details["row"]))
+        if value.role in ("request_list", "results", "new", "vllm_outputs") and value.node:
+            return plain(parse("len({n})", n=value.node))
+        return self.others(node, scope)
+
+    def refuse_padded(self, row: Value, node: cst.Call) -> None:
+        """A row of a batch has padding behind it, which a result has not."""
+        if "many" in row.details:
+            what = f"`{code_of(node)}` of a row of a batch"
+            raise Unsure(what, "the old row has padding behind it", "result.token_ids has none")
+
+    # == Methods ==
+
+    def method(self, node: cst.Call, func: cst.Attribute, scope: Scope) -> Value | None:
+        name = func.attr.value
+        if name == "append" and self.appended(node, func, scope):
+            return plain(self.appended_node(node, func, scope))
+        base = self.translate(func.value, scope)
+        if base.role == "engine":
+            return self.engine_method(base, name, node, scope)
+        if base.role in ("inputs", "ids", "ids_row", "mask", "results", "result") and name in MOVES:
+            return base
+        if base.role in ("shape", "ids", "mask") and name == "size":
+            return replace(base, role="length")
+        if base.role in ("outputs", "new", "new_row", "scores") and name in ("cpu", "detach", "to"):
+            return base
+        if name == "tolist" and base.role == "new_row" and base.node is not None:
+            self.refuse_padded(base, node)
+            row = parse("list({n}.token_ids)", n=base.node)
+            return Value(row, "plain", "list", details={"row": base.node})
+        return None
+
+    def appended(self, node: cst.Call, func: cst.Attribute, scope: Scope) -> bool:
+        """Whether `name.append(x)` makes a list of requests of `name`."""
+        if not isinstance(func.value, cst.Name) or len(node.args) != 1:
+            return False
+        return self.translate(node.args[0].value, scope).role == "request"
+
+    def appended_node(
+        self, node: cst.Call, func: cst.Attribute, scope: Scope
+    ) -> cst.BaseExpression:
+        name = func.value.value if isinstance(func.value, cst.Name) else ""
+        value = self.translate(node.args[0].value, scope)
+        if name in self.demoted:
+            return node.with_changes(args=[cst.Arg(self.as_text(value))])
+        holder = scope
+        while holder.is_inline and holder.outer is not None:
+            holder = holder.outer
+        holder.env[name] = Value(cst.Name(name), "request_list", name=name)
+        assert value.node is not None
+        return node.with_changes(args=[cst.Arg(value.node)])
+
+    def engine_method(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value | None:
+        if base.kind in ("tokenizer", "processor"):
+            return self.tokenizer_method(base, name, node, scope)
+        if base.kind == "llm":
+            return self.llm_method(base, name, node, scope)
+        if name in MOVES:
+            return self.moved_model(base, name, node)
+        if name == "generate":
+            return self.generated(base, node, scope)
+        if name == "chat":
+            what = "`model.chat` is code of the checkpoint"
+            possible = "record the prompt that it renders, and give it as {'prompt': ...}"
+            raise Unsure(what, "gen_engine does not run it", possible)
+        if name == "compute_transition_scores":
+            return self.transition_scores(base, node, scope)
+        raise Unsure(f"`{code_of(node.func)}` is called", "the model is out of reach on vLLM")
+
+    def moved_model(self, base: Value, name: str, node: cst.Call) -> Value:
+        is_dtype = name in DTYPE_CALLS or any(
+            "torch." in code_of(arg.value)
+            for arg in node.args
+            if "dtype" in code_of(arg) or "float" in code_of(arg)
+        )
+        if is_dtype and self.seen.dtype() != self.seen.default_dtype():
+            raise Unsure(f"`.{name}` changes the dtype", "it is not moved into load()", "dtype=...")
+        return base
+
+    def called_value(self, node: cst.Call, scope: Scope) -> Value | None:
+        """`tokenizer(...)`, `pipe(...)`, `model(...)`."""
+        if not isinstance(node.func, (cst.Name, cst.Attribute)):
+            return None
+        base = self.translate(node.func, scope)
+        if base.role != "engine":
+            return None
+        if base.kind in ("tokenizer", "processor"):
+            return self.tokenized(base, node, scope)
+        if base.kind == "pipeline":
+            return self.piped(base, node, scope)
+        what = f"`{code_of(node)}` reads the model's logits"
+        possible = (
+            "score_batch for the log-probability of given answers, companions/decisions.py for "
+            "the probability of named ones; else engine.bare()"
+        )
+        raise Unsure(what, "a distribution is no text", possible)
+
+    # == Templates ==
+
+    def tokenizer_method(
+        self, base: Value, name: str, node: cst.Call, scope: Scope
+    ) -> Value | None:
+        if name == "apply_chat_template":
+            return self.rendered(base, node, scope)
+        if name in ("decode", "batch_decode"):
+            return self.decode(base, name, node, scope)
+        if name == "encode":
+            said = self.words(node)
+            if "return_tensors" in said:
+                value = self.tokenized(base, node, scope)
+                return replace(value, role="ids")
+        if name in ("to", "eval"):
+            return base
+        if base.node is None:
+            raise Unsure(f"`{code_of(node)}`", "no model is loaded from the same checkpoint here")
+        args = [arg.visit(_children(self, arg, scope)) for arg in node.args]
+        owner = self.tokenizer_node(base)
+        return plain(node.with_changes(func=cst.Attribute(owner, cst.Name(name)), args=args))
+
+    def words(self, node: cst.Call) -> dict[str, cst.BaseExpression]:
+        return arguments(node, ("text",))
+
+    def rendered(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        said = arguments(node, ("messages",))
+        messages = said.get("messages", said.get("conversation"))
+        if messages is None:
+            raise Unsure(f"`{code_of(node)}`", "its messages are not seen")
+        chat_node = self.plain_node(messages, scope)
+        if code_of(messages) in self.copied:
+            chat_node = parse("list({n})", n=chat_node)
+        fields = {"messages": chat_node}
+        fields |= self.request_words(said, scope)
+        chat = self.chat_options(said, scope)
+        if chat:
+            fields["chat"] = mapping(chat)
+        many = self.is_batch_of_chats(said, scope)
+        is_silent = "enable_thinking" not in said and "enable_thinking" in chat
+        request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
+        tokenizes = said.get("tokenize")
+        default = base.kind != "processor"  # a processor's default is a text
+        is_text = constant(tokenizes) is False or (tokenizes is None and not default)
+        old = self.old_call(base, node, scope)
+        if is_text:
+            return Value(request, "request", old=old, details={"messages": messages})
+        if many:
+            raise Unsure(f"`{code_of(node)}`", "a batch of chats in one call is not drafted")
+        count = self.count_of(fields, chat)
+        role = "inputs"
+        returns_dict = said.get("return_dict")
+        if returns_dict is not None and constant(returns_dict) is False:
+            role = "ids"
+        details = {"pixels": node} if base.kind == "processor" else {}
+        return Value(
+            cst.List([cst.Element(request)]), role, count=count, is_single=True, details=details
+        )
+
+    def count_of(
+        self, fields: dict[str, cst.BaseExpression], chat: dict[str, cst.BaseExpression]
+    ) -> cst.BaseExpression | None:
+        """The number of a chat's tokens, counted by the tokenizer."""
+        return None
+
+    def old_call(self, base: Value, node: cst.Call, scope: Scope) -> cst.BaseExpression | None:
+        if base.node is None:
+            return None
+        owner = self.tokenizer_node(base)
+        args = [arg.visit(_children(self, arg, scope)) for arg in node.args]
+        func = cst.Attribute(owner, cst.Name("apply_chat_template"))
+        return node.with_changes(func=func, args=args)
+
+    def request_words(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        found = {}
+        if "tools" in said and constant(said["tools"]) is not None:
+            found["tools"] = self.plain_node(said["tools"], scope)
+        final = said.get("continue_final_message")
+        if final is not None and constant(final) is not False:
+            found["continue_final"] = self.plain_node(final, scope)
+        return found
+
+    def chat_options(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        chat: dict[str, cst.BaseExpression] = {}
+        if "enable_thinking" in said:
+            if constant(said["enable_thinking"]) is not False:
+                chat["enable_thinking"] = self.plain_node(said["enable_thinking"], scope)
+        elif self.seen.thinking():
+            chat["enable_thinking"] = literal(True)
+        prompt = said.get("add_generation_prompt")
+        if "continue_final" not in said and "continue_final_message" not in said:
+            if prompt is None:
+                chat["add_generation_prompt"] = literal(False)
+            elif constant(prompt) is not True:
+                chat["add_generation_prompt"] = self.plain_node(prompt, scope)
+        if "chat_template" in said:
+            chat["template"] = self.plain_node(said["chat_template"], scope)
+        further = {n: v for n, v in said.items() if n not in TEMPLATE_WORDS | {"chat_template"}}
+        if further:
+            chat["kwargs"] = mapping(self.plain_all(further, scope))
+        return chat
+
+    def is_batch_of_chats(self, said: dict[str, cst.BaseExpression], scope: Scope) -> bool:
+        return "padding" in said and constant(said["padding"]) is not False
+
+    # == Tokenizers ==
+
+    def tokenized(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        said = self.words(node)
+        for name in said:
+            if name not in TOKENIZER_WORDS:
+                raise Unsure(f"`{code_of(node)}` is told {name}", MISSING)
+        if "videos" in said and constant(said["videos"]) is not None:
+            what = f"`{code_of(node)}` takes videos"
+            raise Unsure(what, "videos are not drafted", "companions/video.py")
+        self.refuse_truncation(said, node)
+        text = said.get("text")
+        if text is None:
+            raise Unsure(f"`{code_of(node)}`", "its text is not seen")
+        value = self.translate(text, scope)
+        requests = self.requests_of(value, text, said, scope)
+        images = said.get("images")
+        if images is not None and constant(images) is not None:
+            return self.with_images(requests, images, base, scope)
+        return requests
+
+    def refuse_truncation(self, said: dict[str, cst.BaseExpression], node: cst.Call) -> None:
+        truncation = said.get("truncation")
+        if truncation is None or constant(truncation) in (False, None):
+            return
+        limit = constant(said.get("max_length"))
+        longest = max((len(row.get("prompt_ids", ())) for row in self.seen.rows), default=0)
+        if isinstance(limit, int) and longest >= limit:
+            what = f"`{code_of(node)}` cuts prompts that are too long"
+            why = "the goldens may show cut prompts"
+            raise Unsure(what, why, "cut prompt_token_ids as the old code did")
+        most = code_of(said["max_length"]) if "max_length" in said else "model_max_length"
+        self.note(
+            f"the tokenizer cut prompts of more than {most} tokens, which no golden shows; the "
+            "draft refuses those that do not fit into the model's window"
+        )
+
+    def requests_of(
+        self,
+        value: Value,
+        text: cst.BaseExpression,
+        said: dict[str, cst.BaseExpression],
+        scope: Scope,
+    ) -> Value:
+        """The list of requests that a tokenizer makes of what it is given."""
+        adds = constant(said.get("add_special_tokens")) is not False
+        if value.role == "request" and value.node is not None:
+            if adds and self.keeps_double_bos(value):
+                return self.raw_requests(self.as_text(value), False, adds)
+            return Value(
+                cst.List([cst.Element(value.node)]),
+                "inputs",
+                is_single=True,
+                old=value.old,
+                count=self.text_count(value, adds),
+            )
+        if value.role == "request_list" and value.node is not None:
+            if adds and self.keeps_double_bos(value):
+                return self.raw_requests(self.as_text(value), True, adds)
+            return Value(value.node, "inputs", is_single=value.is_single)
+        node = self.as_plain(value, text, scope)
+        return self.raw_requests(node, self.is_list(value, text, said), adds)
+
+    def text_count(self, value: Value, adds: bool) -> cst.BaseExpression | None:
+        return None
+
+    def keeps_double_bos(self, value: Value) -> bool:
+        """Whether rendered text is tokenized as a raw prompt, with a second BOS."""
+        if not self.seen.has_double_bos():
+            return False
+        question = (
+            "The rendered chat is tokenized again with special tokens, so that the goldens' "
+            "prompts begin with two BOS. Keep both, or render it properly?"
+        )
+        return self.ask.choose(Decision("double_bos", question, ("keep", "one"))) == "keep"
+
+    def raw_requests(self, node: cst.BaseExpression, is_list: bool, adds: bool) -> Value:
+        """Requests of text that is no chat."""
+        if not adds and self.seen.adds_special_tokens():
+            what = f"`{code_of(node)}` is tokenized without special tokens"
+            raise Unsure(what, 'a "prompt" gets them', 'give "prompt_token_ids"')
+        if is_list:
+            return Value(
+                parse('[{"prompt": prompt} for prompt in NODE]'.replace("NODE", code_of(node))),
+                "inputs",
+            )
+        words = "" if adds else ", add_special_tokens=False"
+        count = None
+        engine = self.current_engine()
+        if engine is not None and isinstance(node, (cst.Name, cst.Attribute)):
+            count = parse(f'len({{e}}.tokenizer({{n}}{words})["input_ids"])', e=engine, n=node)
+        request = parse('[{"prompt": NODE}]'.replace("NODE", code_of(node)))
+        return Value(request, "inputs", is_single=True, count=count)
+
+    def current_engine(self) -> cst.BaseExpression | None:
+        raise NotImplementedError
+
+    def is_list(
+        self, value: Value, text: cst.BaseExpression, said: dict[str, cst.BaseExpression]
+    ) -> bool:
+        kind = value.kind or kind_of(text)
+        if not kind and isinstance(text, cst.Name):
+            kind = self.seen.argument_kind(text.value)
+        if not kind:
+            return "padding" in said and constant(said["padding"]) is not False
+        return kind == "list"
+
+    # == Images ==
+
+    def with_images(
+        self, requests: Value, images: cst.BaseExpression, base: Value, scope: Scope
+    ) -> Value:
+        if not requests.is_single or not isinstance(requests.node, cst.List):
+            raise Unsure("images of a batch", "which request each belongs to is not seen")
+        given = self.plain_node(images, scope)
+        if not isinstance(given, (cst.List, cst.Name, cst.Attribute)):
+            given = parse("[{given}]", given=given)
+        if isinstance(given, cst.Name) and self.seen.argument_kind(given.value) != "list":
+            kind = scope.find(given.value)
+            if kind is None or kind.kind != "list":
+                given = parse("[{given}]", given=given)
+        request = requests.node.elements[0].value
+        if not isinstance(request, (cst.Dict, cst.Name)):
+            raise Unsure("images beside a prompt", MISSING)
+        given = self.as_they_lie(given)
+        vlm = {n: base.details[n] for n in ("min_pixels", "max_pixels") if n in base.details}
+        parts = [f'"images": {code_of(given)}']
+        if vlm:
+            parts.append(f'"vlm": {code_of(mapping(vlm))}')
+        node = cst.parse_expression("[{**" + code_of(request) + ", " + ", ".join(parts) + "}]")
+        if isinstance(request, cst.Dict):
+            inner = code_of(request).strip()[1:-1].rstrip().rstrip(",")
+            node = cst.parse_expression("[{" + inner + ", " + ", ".join(parts) + "}]")
+        return replace(requests, node=node, details={"pixels": given}, count=None)
+
+    def as_they_lie(self, images: cst.BaseExpression) -> cst.BaseExpression:
+        """The images as the processor was given them: the engine turns upright what has EXIF."""
+        question = (
+            "The engine turns images upright as their EXIF says; nothing in the old code does. "
+            "Keep them as they lie?"
+        )
+        if self.ask.choose(Decision("exif", question, ("keep", "turn"))) == "turn":
+            return images
+        self.needs.add("as_it_lies")
+        if isinstance(images, cst.List):
+            elements = [
+                e.with_changes(value=parse("as_it_lies({n})", n=e.value)) for e in images.elements
+            ]
+            return images.with_changes(elements=elements)
+        return parse("[as_it_lies(image) for image in {n}]", n=images)
+
+    needs: set[str]
+    waiting: dict[str, str]
+    copied: set[str]
+
+    # == Generate ==
+
+    def generated(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        requests, said = self.generate_words(node, scope)
+        self.waiting.clear()
+        returns = constant(said.get("return_dict_in_generate"))
+        if base.node is None or requests.node is None:
+            raise Unsure(f"`{code_of(node)}`", "its model or its prompts are not seen")
+        self.refuse_batches()
+        wants_scores = any(
+            constant(said.get(name)) is True for name in ("output_scores", "output_logits")
+        )
+        criteria = said.pop("stopping_criteria", None)
+        if criteria is not None and constant(criteria) is not None:
+            raise Unsure(
+                f"`stopping_criteria={code_of(criteria)}`",
+                "what it stops at is code of the old function",
+                self.criteria_of(criteria, scope),
+            )
+        if "generation_config" in said:
+            said = {**self.config_words(said.pop("generation_config"), scope), **said}
+        options = self.generate_options(said, requests, scope)
+        self.add_seed(options, scope)
+        verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
+        if wants_scores and self.reads_scores(scope):
+            self.add_logprobs(options)
+        made = self.call_of(base.node, verb, requests.node, options.as_dict(), scope)
+        made = self.all_samples(made, options, requests.is_single)
+        keeps = {"keeps_stop": literal(True)} if options.keeps_stop else {}
+        if options.samples is not None or not requests.is_single:
+            keeps["many"] = literal(True)
+        role = "outputs" if returns is True else "results"
+        return Value(made, role, details=keeps)
+
+    def generate_options(
+        self, said: dict[str, cst.BaseExpression], requests: Value, scope: Scope
+    ) -> Options:
+        said = self.plain_generate(said, scope)
+        stars = [name for name in said if name.startswith("**")]
+        if not stars:
+            return GenerateOptions(said, self.seen, self.ask).build(requests.count)
+        words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
+        words += [f"**{code_of(said[name])}" for name in stars]
+        call = cst.parse_expression(f"generation_options({', '.join(words)})")
+        inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
+        if inherited:
+            question = (
+                "The keywords are known at run time only, and what they leave out comes from the "
+                f"checkpoint: {', '.join(inherited)}. Keep it?"
+            )
+            self.ask.choose(Decision("inherited", question, ("keep",)))
+        return Options(whole=call, keeps_stop=True, fields={"temperature": literal(0.0)})
+
+    def reads_scores(self, scope: Scope) -> bool:
+        raise NotImplementedError
+
+    def add_logprobs(self, options: Options) -> None:
+        """The old scores are those after all processors; the engine's are the model's own."""
+        is_raw = self.seen.values("sampling", "processors") in ([], [[]])
+        penalties = self.seen.values("sampling", "repetition_penalty")
+        if not is_raw or penalties not in ([], [1.0], [1]) or self.seen.is_sampled:
+            raise Unsure(
+                "the scores of generate are read",
+                "they are those after penalties and temperature, the engine's are the model's own",
+                "logprobs of an unpenalised greedy call; or companions/rollout.py: processed",
+            )
+        options.add("logprobs", literal(0))
+
+    def transition_scores(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        said = arguments(node, ("sequences", "scores", "beam_indices"))
+        if constant(said.get("normalize_logits")) is not True:
+            raise Unsure(f"`{code_of(node)}`", "scores are log-probabilities only if normalized")
+        rows = self.translate(said["sequences"], scope)
+        if rows.role != "results" or rows.node is None:
+            raise Unsure(f"`{code_of(node)}`", MISSING)
+        self.needs.add("torch")
+        made = parse("[torch.tensor(result.logprobs) for result in {rows}]", rows=rows.node)
+        return plain(made, "list")
+
+    def refuse_batches(self) -> None:
+        if self.seen.is_padded_right():
+            raise Unsure(
+                "the goldens' batches are padded on the right",
+                "the model then goes on after padding, and the engine pads on the left",
+                "draft it, then accept the change of shorter rows; or record with one row a batch",
+            )
+        if self.seen.is_unmasked():
+            raise Unsure(
+                "padding is read as text, without a mask",
+                "the engine masks it",
+                "accept the change, or record with one row a batch",
+            )
+
+    def plain_generate(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        dropped = ("pad_token_id", "tokenizer")
+        return {
+            name: self.plain_node(node, scope) for name, node in said.items() if name not in dropped
+        }
+
+    def config_words(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
+        value = self.translate(node, scope)
+        if value.role != "settings" or value.kind != "generation_config":
+            raise Unsure(f"`generation_config={code_of(node)}`", "what it holds is not seen here")
+        return dict(value.details)
+
+    def generate_words(
+        self, node: cst.Call, scope: Scope
+    ) -> tuple[Value, dict[str, cst.BaseExpression]]:
+        """The requests of a call of generate, and its other keywords."""
+        requests: Value | None = None
+        said: dict[str, cst.BaseExpression] = {}
+        for arg in node.args:
+            if arg.star == "*":
+                raise Unsure(f"`{code_of(node)}`", "its arguments are not seen")
+            if arg.keyword is None and arg.star == "":
+                requests = self.translate(arg.value, scope)
+            elif arg.star == "**":
+                value = self.mapping_value(arg.value, scope)
+                if isinstance(value, Value):
+                    requests = value
+                else:
+                    said |= value
+            elif arg.keyword is not None and arg.keyword.value in ("input_ids", "inputs"):
+                requests = self.translate(arg.value, scope)
+            elif arg.keyword is not None and arg.keyword.value in (
+                "pixel_values",
+                "image_grid_thw",
+                "attention_mask",
+            ):
+                continue
+            elif arg.keyword is not None:
+                said[arg.keyword.value] = arg.value
+        if requests is None or requests.role not in ("inputs", "ids"):
+            raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
+        return requests, said
+
+    def mapping_value(
+        self, node: cst.BaseExpression, scope: Scope
+    ) -> Value | dict[str, cst.BaseExpression]:
+        """What `**node` holds: inputs, or keywords that the code names."""
+        if isinstance(node, cst.Dict):
+            return self.dict_words(node, scope)
+        value = self.translate(node, scope)
+        if value.role in ("inputs", "ids"):
+            return value
+        known = self.settings_of(node, scope)
+        if known is not None:
+            return known
+        name = code_of(node)
+        if isinstance(node, cst.Name) and self.is_empty_mapping(name):
+            self.drop_empty_stars([node], cst.Call(cst.Name("generate")))
+            return {}
+        raise Unsure(f"`**{name}`", "which keywords it holds at a call is not seen here")
+
+    def dict_words(self, node: cst.Dict, scope: Scope) -> dict[str, cst.BaseExpression]:
+        found: dict[str, cst.BaseExpression] = {}
+        for element in node.elements:
+            if isinstance(element, cst.StarredDictElement):
+                value = self.mapping_value(element.value, scope)
+                if isinstance(value, Value):
+                    raise Unsure(f"`{code_of(node)}`", "inputs and settings are mixed in it")
+                found |= value
+                continue
+            key = constant(element.key) if isinstance(element, cst.DictElement) else None
+            if not isinstance(key, str):
+                raise Unsure(f"`{code_of(node)}`", "a key is not written out")
+            found[key] = element.value
+        return found
+
+    def add_seed(self, options: Options, scope: Scope) -> None:
+        """The seed that the old code gave the process before this call."""
+        if "temperature" not in options.fields:
+            return
+        holder: Scope | None = scope
+        while holder is not None and holder.seed is None:
+            holder = holder.outer
+        if holder is None or holder.seed is None:
+            return
+        if holder.function == "" and scope.function != "":
+            self.note(
+                "the seed is set once for all calls; the draft sets none, and its samples do not "
+                "repeat from run to run"
+            )
+            return
+        if options.whole is not None:
+            options.whole = parse('{**{o}, "seed": {s}}', o=options.whole, s=holder.seed)
+        options.add("seed", holder.seed)
+        if scope.loops > holder.seed_depth:
+            self.note(
+                "the seed is set once for several calls of generate; the draft gives it to each, "
+                "so that the first sample is the old one and later ones are others"
+            )
+
+    def call_of(
+        self,
+        engine: cst.BaseExpression,
+        verb: str,
+        requests: cst.BaseExpression,
+        options: cst.BaseExpression,
+        scope: Scope,
+    ) -> cst.BaseExpression:
+        """The engine's call; its options stand in a statement of their own where there is room."""
+        if not scope.is_inline and not isinstance(options, cst.Name):
+            name = self.variable("options", scope)
+            statement = cst.parse_statement(f"{name} = {code_of(options)}\n")
+            scope.pending.append(statement)
+            options = cst.Name(name)
+        if isinstance(options, cst.Dict):
+            options = cst.parse_expression(" ".join(strip_comments(code_of(options)).split()))
+        return parse("{e}." + verb + "({r}, {o})", e=engine, r=requests, o=options)
+
+    def all_samples(
+        self, made: cst.BaseExpression, options: Options, is_single: bool
+    ) -> cst.BaseExpression:
+        """One result for each sample, as generate returns rows."""
+        if options.samples is None:
+            return made
+        many = isinstance(constant(options.samples), int)
+        if is_single and many:
+            return parse("{made}[0].samples", made=made)
+        rows = "result.samples" if many else "result.samples or (result,)"
+        return parse("[sample for result in {made} for sample in " + rows + "]", made=made)
+
+    # == Decoding ==
+
+    def decode(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value | None:
+        said = arguments(node, ("token_ids", "skip_special_tokens", "clean_up_tokenization_spaces"))
+        given = said.get("token_ids", said.get("sequences"))
+        if given is None:
+            return None
+        value = self.translate(given, scope)
+        if name == "decode" and value.role in ("results", "new"):
+            value = self.row_at(value, cst.Integer("0"))
+        row = value.details.get("row")
+        if row is not None:
+            value = Value(row, "new_row")
+        if value.role in ("result", "new_row"):
+            return self.decoded(base, value, node, scope)
+        if name == "batch_decode" and value.role in ("results", "new") and value.node is not None:
+            one = "new_row" if value.role == "new" else "result"
+            text = self.decoded(
+                base, Value(cst.Name("result"), one, details=value.details), node, scope
+            )
+            assert text.node is not None
+            made = parse("[{text} for result in {rows}]", text=text.node, rows=value.node)
+            return plain(made, "list")
+        return None
+
+    def decoded(self, owner: Value, row: Value, call: cst.Call, scope: Scope) -> Value:
+        """The text of a result."""
+        said = arguments(call, ("token_ids", "skip_special_tokens", "clean_up_tokenization_spaces"))
+        skips = constant(said.get("skip_special_tokens"))
+        cleans = said.get("clean_up_tokenization_spaces")
+        assert row.node is not None
+        is_clean = cleans is None or constant(cleans) is False
+        if not is_clean or any(r.get("decode", {}).get("clean_up") for r in self.seen.rows):
+            return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
+        if row.role == "result":
+            self.refuse_pads(row, skips)
+            ids = "[*{row}.prompt_token_ids, *{row}.token_ids]"
+            return self.whole_text(owner, row, call, ids, scope)
+        if skips is True:
+            if row.details.get("keeps_stop") is not None or not self.seen.has_special_ends():
+                return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
+            return plain(parse("{row}.text", row=row.node), "text")
+        if (
+            skips in (NotImplemented, False) and said.get("skip_special_tokens") is None
+        ) or skips is False:
+            self.refuse_pads(row, skips)
+            return plain(parse("{row}.raw_text", row=row.node), "text")
+        return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
+
+    def refuse_pads(self, row: Value, skips: object) -> None:
+        """Rows of a batch end in padding, which is text where special tokens are kept."""
+        if skips is not True and row.details.get("many") is not None:
+            self.note(
+                "texts with their special tokens end in padding where a row is shorter than its "
+                "batch; the draft's end where the row ends"
+            )
+
+    def whole_text(self, owner: Value, row: Value, call: cst.Call, ids: str, scope: Scope) -> Value:
+        """Prompt and answer in one text, as the old code cuts it afterwards."""
+        return self.decoded_ids(owner, row, call, ids, scope)
+
+    def decoded_ids(
+        self, owner: Value, row: Value, call: cst.Call, ids: str, scope: Scope
+    ) -> Value:
+        assert row.node is not None
+        if owner.node is None:
+            raise Unsure(f"`{code_of(call)}`", "no model is loaded from the same checkpoint here")
+        part = self.tokenizer_node(
+            replace(owner, kind="tokenizer") if not owner.details.get("bare") else owner
+        )
+        words = [
+            arg
+            for arg in call.args
+            if arg.keyword is not None and arg.keyword.value not in ("token_ids", "sequences")
+        ]
+        words = [
+            arg.with_changes(
+                value=self.plain_node(arg.value, scope), comma=cst.MaybeSentinel.DEFAULT
+            )
+            for arg in words
+        ]
+        args = [cst.Arg(parse(ids, row=row.node)), *words]
+        return plain(cst.Call(cst.Attribute(part, cst.Name("decode")), args), "text")
+
+    # == vLLM ==
+
+    def llm_method(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value | None:
+        if name == "get_tokenizer":
+            return replace(base, kind="tokenizer")
+        if name not in ("generate", "chat"):
+            raise Unsure(f"`{code_of(node.func)}` is called", MISSING)
+        first = "prompts" if name == "generate" else "messages"
+        said = arguments(node, (first, "sampling_params"))
+        said.pop("use_tqdm", None)
+        given = said.pop(first, None)
+        params = said.pop("sampling_params", None)
+        if given is None:
+            raise Unsure(f"`{code_of(node)}`", "its prompts are not seen")
+        options, samples = self.vllm_options(params, scope)
+        if name == "generate":
+            requests = self.vllm_prompts(given, scope)
+        else:
+            requests = self.vllm_chats(given, said, scope)
+        if said:
+            raise Unsure(f"`{code_of(node)}` is told {', '.join(said)}", MISSING)
+        assert base.node is not None
+        made = self.call_of(base.node, "generate_text_batch", requests, options, scope)
+        return Value(made, "vllm_outputs", details={} if samples is None else {"samples": samples})
+
+    def vllm_options(
+        self, params: cst.BaseExpression | None, scope: Scope
+    ) -> tuple[cst.BaseExpression, cst.BaseExpression | None]:
+        if params is None:
+            what = "no SamplingParams are given"
+            raise Unsure(what, "vLLM then takes the checkpoint's own settings", "write them out")
+        value = self.translate(params, scope)
+        if value.role != "settings" or value.node is None:
+            raise Unsure(f"`{code_of(params)}`", "which SamplingParams these are is not seen here")
+        return value.node, value.details.get("samples")
+
+    def vllm_prompts(self, given: cst.BaseExpression, scope: Scope) -> cst.BaseExpression:
+        value = self.translate(given, scope)
+        adds = literal(True)
+        if value.role == "request" and value.node is not None and not self.keeps_double_bos(value):
+            return cst.List([cst.Element(value.node)])
+        if (
+            value.role == "request_list"
+            and value.node is not None
+            and not self.keeps_double_bos(value)
+        ):
+            return value.node
+        node = self.as_plain(value, given, scope)
+        made = self.raw_requests(node, self.is_list(value, given, {"padding": adds}), True).node
+        assert made is not None
+        return made
+
+    def vllm_chats(
+        self, given: cst.BaseExpression, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> cst.BaseExpression:
+        node = self.plain_node(given, scope)
+        chat = self.vllm_template(said, scope)
+        more = f', "chat": {code_of(mapping(chat))}' if chat else ""
+        rows = {len(case.rows) for case in self.seen.cases}
+        is_one = self.is_one_chat(given, node, scope)
+        if is_one is None:
+            raise Unsure(f"`{code_of(given)}`", "whether it is one chat or several is not seen")
+        if is_one and rows:
+            return cst.parse_expression('[{"messages": ' + code_of(node) + more + "}]")
+        return cst.parse_expression(
+            '[{"messages": chat' + more + "} for chat in " + code_of(node) + "]"
+        )
+
+    def vllm_template(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        words: dict[str, cst.BaseExpression] = {"add_generation_prompt": literal(True)}
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template"):
+            if name in said:
+                words[name] = said.pop(name)
+        extra = said.pop("chat_template_kwargs", None)
+        if extra is not None:
+            if not isinstance(extra, cst.Dict):
+                raise Unsure(f"`chat_template_kwargs={code_of(extra)}`", "its keys are not seen")
+            words |= self.dict_words(extra, scope)
+        return self.chat_options(words, scope)
+
+    def is_one_chat(
+        self, old: cst.BaseExpression, node: cst.BaseExpression, scope: Scope
+    ) -> bool | None:
+        """Whether an expression is one list of messages, or a list of such lists."""
+        if isinstance(old, cst.Name):
+            value = scope.find(old.value)
+            if value is not None and value.details.get("display") is not None:
+                return self.is_one_chat(value.details["display"], node, scope)
+        if isinstance(old, cst.List) and old.elements:
+            first = old.elements[0].value
+            return isinstance(first, cst.Dict) if isinstance(first, (cst.Dict, cst.List)) else None
+        if isinstance(old, cst.ListComp):
+            return isinstance(old.elt, cst.Dict)
+        return None
+
+    # == Pipelines ==
+
+    def piped(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        words = [arg for arg in node.args if arg.star != "**"]
+        stars = [arg.value for arg in node.args if arg.star == "**"]
+        said = arguments(node.with_changes(args=words), ("text_inputs",))
+        for star in stars:
+            value = self.mapping_value(star, scope)
+            if isinstance(value, Value):
+                raise Unsure(f"`{code_of(node)}`", MISSING)
+            said |= value
+        given = said.pop("text_inputs")
+        full = said.pop("return_full_text", None)
+        returns_prompt = full is None or constant(full) is not False
+        if full is not None and constant(full) is NotImplemented:
+            raise Unsure(f"`return_full_text={code_of(full)}`", "it is not written out")
+        said.pop("clean_up_tokenization_spaces", None)
+        said.pop("batch_size", None)
+        builder = GenerateOptions(self.plain_generate(said, scope), self.seen, self.ask)
+        self.pipeline_defaults(builder)
+        options = builder.build(None)
+        self.add_seed(options, scope)
+        if options.samples is not None:
+            raise Unsure("a pipeline with several samples", MISSING, "n in the options")
+        requests, kind, prompt = self.pipeline_requests(given, scope)
+        assert base.node is not None
+        made = self.call_of(base.node, "generate_text_batch", requests, options.as_dict(), scope)
+        is_chat = kind.startswith("chat")
+        details = {"prompt": prompt} if returns_prompt and prompt is not None else {}
+        shape = (
+            "chat" if is_chat and returns_prompt else kind.partition("-")[0].replace("chat", "text")
+        )
+        return Value(
+            made, "pipe_outputs", "list" if kind.endswith("list") else shape, details=details
+        )
+
+    def pipeline_defaults(self, builder: GenerateOptions) -> None:
+        """A pipeline has a generation config of its own, which fills what nobody says."""
+        for name, part in (
+            ("do_sample", ""),
+            ("temperature", "sampling"),
+            ("max_new_tokens", "stop"),
+        ):
+            if name in builder.said or name in self.seen.settings:
+                continue
+            if name == "do_sample":
+                value: object = self.seen.is_sampled
+            else:
+                values = self.seen.values(part, name)
+                value = values[0] if len(values) == 1 else None
+            if value is None or (name == "temperature" and not value):
+                continue
+            builder.said[name] = literal(value)
+
+    def pipeline_requests(
+        self, given: cst.BaseExpression, scope: Scope
+    ) -> tuple[cst.BaseExpression, str, cst.BaseExpression | None]:
+        value = self.translate(given, scope)
+        is_chat = bool(self.seen.rows) and all(row.get("messages") for row in self.seen.rows)
+        if value.role == "request" and value.node is not None:
+            return cst.List([cst.Element(value.node)]), "text", value.old
+        node = self.as_plain(value, given, scope)
+        if is_chat:
+            one = self.is_one_chat(given, node, scope)
+            if one is None and isinstance(given, cst.Name):
+                one = self.is_one_argument(given.value)
+            if one is not True:
+                raise Unsure(f"`{code_of(given)}`", "whether it is one chat is not seen")
+            chat = self.chat_options({"add_generation_prompt": literal(True)}, scope)
+            more = f', "chat": {code_of(mapping(chat))}' if chat else ""
+            return (
+                cst.parse_expression('[{"messages": ' + code_of(node) + more + "}]"),
+                "chat",
+                None,
+            )
+        if self.is_list(value, given, {}):
+            raise Unsure(f"`{code_of(given)}`", "a pipeline over a list is not drafted")
+        return parse('[{"prompt": NODE}]'.replace("NODE", code_of(node))), "text", node
+
+    def is_one_argument(self, name: str) -> bool | None:
+        for case in self.seen.cases:
+            value = case.arguments.get(name)
+            if isinstance(value, list) and value:
+                return isinstance(value[0], dict)
+        return None
+
+
+THINKS = "the template thinks unless it is told not to"
+
+
+def strip_comments(text: str) -> str:
+    lines = []
+    for line in text.split("\n"):
+        lines.append(line.split("  # ")[0])
+    return "\n".join(lines)
+
+
+def _children(owner: Calls, root: cst.CSTNode, scope: Scope) -> cst.CSTTransformer:
+    from parity.draft.expressions import Children
+
+    return Children(root, lambda child: owner.plain_node(child, scope))

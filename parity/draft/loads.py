@@ -1,0 +1,174 @@
+"""Loads of old code, `from_pretrained`, `LLM(...)`, `pipeline(...)`, as a call of `load`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import libcst as cst
+
+from parity.draft.observed import Observed
+from parity.draft.roles import Unsure, code_of, constant, dotted, parse
+
+DTYPES = ("float32", "bfloat16", "float16")
+ALIASES = {"float": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
+# Classes of transformers whose checkpoints the engine does not run, and what is possible.
+REFUSED = {
+    "Seq2Seq": "an encoder-decoder model",
+    "T5": "an encoder-decoder model",
+    "Bart": "an encoder-decoder model",
+    "MarianMT": "an encoder-decoder model",
+    "Whisper": "an audio model",
+    "Speech": "an audio model",
+    "Audio": "an audio model",
+    "SequenceClassification": "a classifier",
+    "TokenClassification": "a classifier",
+    "MaskedLM": "an encoder",
+}
+POSSIBLE = "leave it on transformers: gen_engine runs decoder-only text and vision-language models"
+TOKENIZERS = ("Tokenizer", "TokenizerFast")
+# Keywords of from_pretrained that place or fetch a model and do not change what it computes.
+DROPPED = {
+    "device_map", "low_cpu_mem_usage", "use_safetensors", "use_cache", "use_fast", "cache_dir",
+    "token", "use_auth_token", "local_files_only", "max_memory", "offload_folder",
+    "padding_side", "truncation_side", "legacy", "tokenizer", "tokenizer_mode",
+    "tensor_parallel_size", "framework", "task", "disable_log_stats", "use_tqdm_on_load", "device",
+    "resume_download", "force_download",
+}  # fmt: skip
+PASSED = {"attn_implementation", "revision", "trust_remote_code"}
+VLLM_OWN = {"dtype", "model", "max_model_len", "revision", "trust_remote_code", "tokenizer"}
+# Keywords of LLM that say how vLLM runs, not what it answers: vLLM's own only.
+VLLM_DROPPED = DROPPED - {"tensor_parallel_size"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """One model that old code loads.   path: an expression.   keywords: of `load`.   comments: by
+    keyword, of those that the old code did not say."""
+
+    path: cst.BaseExpression
+    keywords: Mapping[str, cst.BaseExpression]
+    comments: Mapping[str, str]
+    is_vllm: bool = False
+
+    @property
+    def is_hashable(self) -> bool:
+        return not any(isinstance(node, cst.Dict) for node in self.keywords.values())
+
+
+def part_of(class_name: str) -> str:
+    """Which part of an engine a class of transformers loads; "" for a class that is none.
+
+    Raises Unsure for one that the engine does not run."""
+    for word, kind in REFUSED.items():
+        if word in class_name and not class_name.endswith(TOKENIZERS):
+            what = f"{class_name} is {kind}"
+            raise Unsure(what, "gen_engine does not run it", POSSIBLE)
+    if class_name.endswith(TOKENIZERS):
+        return "tokenizer"
+    if class_name.endswith(("Processor", "ImageProcessor")):
+        return "processor"
+    is_model = class_name.startswith("AutoModel") or "For" in class_name or "LMHead" in class_name
+    return "model" if is_model else ""
+
+
+def keywords_of(call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """Keyword arguments. Raises Unsure for ones that are in a mapping."""
+    found = {}
+    for arg in call.args:
+        if arg.star == "**":
+            what = f"the load takes {code_of(arg).strip(', ')}"
+            raise Unsure(what, "what it holds is not seen here", "write the keywords out")
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+    return found
+
+
+def dtype_value(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The engine's dtype; None for the checkpoint's own."""
+    said = constant(node)
+    if said in ("auto", None):
+        return None
+    name = str(said) if isinstance(said, str) else dotted(node).rpartition(".")[2]
+    is_torch = dotted(node).startswith("torch.") or isinstance(said, str)
+    name = ALIASES.get(name, name)
+    if is_torch and name in DTYPES:
+        return cst.SimpleString(f'"{name}"')
+    return parse('str({node}).removeprefix("torch.")', node=node)
+
+
+def transformers_load(call: cst.Call, seen: Observed) -> Load:
+    """`Class.from_pretrained(path, ...)` of a model. Raises Unsure."""
+    said = keywords_of(call)
+    positional = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    path = positional[0] if positional else said.pop("pretrained_model_name_or_path", None)
+    if path is None:
+        raise Unsure("a model is loaded", "the name of its checkpoint is not seen")
+    return Load(path, *model_keywords(said, seen))
+
+
+def model_keywords(
+    said: dict[str, cst.BaseExpression], seen: Observed
+) -> tuple[dict[str, cst.BaseExpression], dict[str, str]]:
+    keywords: dict[str, cst.BaseExpression] = {}
+    comments: dict[str, str] = {}
+    dtype = said.pop("dtype", None) or said.pop("torch_dtype", None)
+    add_dtype(dtype, keywords, comments, seen)
+    refuse_8bit(said)
+    for name, node in said.items():
+        if name in DROPPED or constant(node) is None:
+            continue
+        if name not in PASSED:
+            raise Unsure(f"the load says {name}", "load() has no such field", "see hf_kwargs")
+        if constant(node) is False or (name == "attn_implementation" and constant(node) == "sdpa"):
+            continue  # what load() does by itself
+        keywords[name] = node
+    return keywords, comments
+
+
+def add_dtype(
+    said: cst.BaseExpression | None,
+    keywords: dict[str, cst.BaseExpression],
+    comments: dict[str, str],
+    seen: Observed,
+) -> None:
+    if said is not None:
+        value = dtype_value(said)
+        if value is not None:
+            keywords["dtype"] = value
+        return
+    observed = seen.dtype()
+    if observed in DTYPES and observed != seen.default_dtype():
+        keywords["dtype"] = cst.SimpleString(f'"{observed}"')
+        comments["dtype"] = "the library's default when the goldens were recorded"
+
+
+def refuse_8bit(said: Mapping[str, cst.BaseExpression]) -> None:
+    for name in ("load_in_8bit", "load_in_4bit", "quantization_config"):
+        if name in said and constant(said[name]) not in (False, None):
+            what = f"the load says {name}"
+            why = "a quantized load is not written by itself"
+            raise Unsure(what, why, f'load(..., hf_kwargs={{"{name}": ...}})')
+
+
+def vllm_load(call: cst.Call, seen: Observed) -> Load:
+    """`LLM(model=path, ...)`. Raises Unsure."""
+    said = keywords_of(call)
+    positional = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    path = said.pop("model", None) or (positional[0] if positional else None)
+    if path is None:
+        raise Unsure("a model is loaded", "the name of its checkpoint is not seen")
+    keywords: dict[str, cst.BaseExpression] = {"backend": cst.SimpleString('"vllm"')}
+    comments: dict[str, str] = {}
+    add_dtype(said.pop("dtype", None), keywords, comments, seen)
+    for name in ("max_model_len", "revision", "trust_remote_code"):
+        node = said.pop(name, None)
+        if node is not None and constant(node) not in (None, False):
+            keywords[name] = node
+    own = {name: node for name, node in said.items() if name not in VLLM_DROPPED}
+    if own:
+        elements = [
+            cst.DictElement(cst.SimpleString(f'"{name}"'), node) for name, node in own.items()
+        ]
+        keywords["vllm_kwargs"] = cst.Dict(elements)
+    return Load(path, keywords, comments, is_vllm=True)

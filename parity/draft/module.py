@@ -1,0 +1,760 @@
+"""The draft of a whole module: its functions, classes, imports and what they need further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import libcst as cst
+
+from parity.draft import parts
+from parity.draft.decisions import Decisions
+from parity.draft.expressions import NamesIn, Scope
+from parity.draft.loads import Load, part_of
+from parity.draft.observed import Observed
+from parity.draft.roles import (
+    Copy,
+    Demote,
+    Unsure,
+    Value,
+    assignment,
+    code_of,
+    constant,
+    dotted,
+    parse,
+)
+from parity.draft.statements import Statements, is_no_grad
+
+TODO = "# TODO parity: "
+LIBRARIES = ("transformers", "torch", "vllm")
+ENGINE_CLASSES = {"Tokenizer": "tokenizer", "TokenizerFast": "tokenizer", "Processor": "processor",
+                  "LLM": "llm", "Pipeline": "pipeline", "LLMEngine": "llm"}  # fmt: skip
+
+
+@dataclass
+class Function:
+    """A function of the module.   roles: of its parameters.   gone: parameters that the draft does
+    not take.   renamed: parameter -> its new name.   new: None until it is translated."""
+
+    node: cst.FunctionDef
+    class_name: str = ""
+    roles: Mapping[str, Value] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    new: cst.FunctionDef | None = None
+    returned: Value | None = None
+    is_open: bool = False
+    is_loader: bool = False
+
+
+@dataclass(frozen=True)
+class Todo:
+    """Something that the draft leaves to a person.   line: of the old source."""
+
+    text: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """code: of the moved module.   todos: what is left.   factories: argument of a site -> function
+    of the draft that makes it.   is_moved: False where the old code was left as it is."""
+
+    code: str
+    todos: tuple[Todo, ...]
+    factories: Mapping[str, str]
+    is_moved: bool
+    decided: tuple[str, ...] = ()
+
+
+class ModuleDraft(Statements):
+    """One attempt; a Demote that reaches `attempt` begins another one."""
+
+    def __init__(
+        self,
+        module: cst.Module,
+        seen: Observed,
+        ask: Decisions,
+        engine_module: str,
+        demoted: set[str],
+        copied: set[str],
+    ) -> None:
+        self.module = module
+        self.seen = seen
+        self.ask = ask
+        self.stops = False
+        self.engine_module = engine_module
+        self.demoted = demoted
+        self.copied = copied
+        self.needs = set()
+        self.generated_names = set()
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, Scope] = {}
+        self.class_nodes: dict[str, cst.ClassDef] = {}
+        self.scope = Scope()
+        self.used = NamesIn.of(module)
+        self.todo_at: dict[int, str] = {}
+        self.todos: list[Todo] = []
+        self.notes: list[str] = []
+        self.stack: list[str] = []
+        self.loads: list[Load] = []
+        self.early: dict[int, Value] = {}
+        self.factories: dict[str, str] = {}
+        self.taken: dict[str, set[str]] = {}
+        self.waiting: dict[str, str] = {}
+        self.collect()
+
+    def collect(self) -> None:
+        for statement in self.module.body:
+            if isinstance(statement, cst.FunctionDef):
+                self.functions[statement.name.value] = Function(statement)
+            elif isinstance(statement, cst.ClassDef):
+                self.collect_class(statement)
+
+    def collect_class(self, statement: cst.ClassDef) -> None:
+        name = statement.name.value
+        self.class_nodes[name] = statement
+        outer = self.scope
+        for base in statement.bases:
+            outer = self.classes.get(code_of(base.value), outer)
+        self.classes[name] = Scope(outer=outer, class_name=name)
+        for one in statement.body.body:
+            if isinstance(one, cst.FunctionDef):
+                self.functions[f"{name}.{one.name.value}"] = Function(one, name)
+
+    # == Notes and TODOs ==
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
+        if not getattr(error, "is_marked", False):
+            self.todo_at.setdefault(id(statement), error.text)
+            error.is_marked = True  # type: ignore[attr-defined]
+
+    def marked(self, statements: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        """Statements with what was noted of them as comments."""
+        texts = [*self.notes]
+        if self.ask.is_open:
+            texts += [f"decide: {decision.question}" for decision in self.ask.fresh]
+        self.ask.fresh.clear()
+        self.notes.clear()
+        if not texts or not statements:
+            self.notes += texts
+            return statements
+        for text in texts:
+            self.todos.append(Todo(text))
+        first = with_comments(statements[0], [TODO + text for text in dict.fromkeys(texts)])
+        return [first, *statements[1:]]
+
+    # == The whole ==
+
+    def attempt(self) -> Draft:
+        """Raises Demote."""
+        try:
+            body = self.translated()
+        except Unsure as error:
+            return self.left_as_it_is(error)
+        body = self.cleaned(body)
+        module = self.module.with_changes(body=body)
+        return Draft(module.code, tuple(self.todos), self.factories, is_moved=True)
+
+    def translated(self) -> list[cst.BaseStatement]:
+        before = self.module_level(main=False)
+        self.site_functions()
+        after = self.module_level(main=True)
+        new = {**before, **after}
+        for name in list(self.functions):
+            self.ensure(name, {})
+        body: list[cst.BaseStatement] = []
+        for statement in self.module.body:
+            body += self.statement_of_module(statement, new)
+        return body
+
+    def statement_of_module(
+        self, statement: cst.BaseStatement, new: Mapping[int, list[cst.BaseStatement]]
+    ) -> list[cst.BaseStatement]:
+        if isinstance(statement, cst.FunctionDef):
+            made = self.functions[statement.name.value].new
+            return [made] if made is not None else []
+        if isinstance(statement, cst.ClassDef):
+            return [self.new_class(statement)]
+        return new[id(statement)]
+
+    def new_class(self, statement: cst.ClassDef) -> cst.ClassDef:
+        inside: list[cst.CSTNode] = []
+        for one in statement.body.body:
+            if isinstance(one, cst.FunctionDef):
+                made = self.functions[f"{statement.name.value}.{one.name.value}"].new
+                if made is not None:
+                    inside.append(made)
+            else:
+                inside.append(one)
+        return statement.with_changes(body=statement.body.with_changes(body=inside))
+
+    def module_level(self, main: bool) -> dict[int, list[cst.BaseStatement]]:
+        """Statements of the module itself; those that run as a script come last."""
+        done = {}
+        for statement in self.module.body:
+            if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+                continue
+            if is_main(statement) is main:
+                self.ahead = self.module.body
+                done[id(statement)] = self.statements([statement], self.scope)
+        return done
+
+    def site_functions(self) -> None:
+        for name in sorted(self.seen.classes):
+            part_of(name)  # raises for what the engine does not run
+        for function in self.seen.functions:
+            name = function.rpartition(":")[2]
+            if name not in self.functions:
+                raise Unsure(f"{name} is recorded", "the source has no such function")
+            roles = {}
+            for parameter, kind in self.seen.objects(function).items():
+                part = part_of_object(kind)
+                if part:
+                    roles[parameter] = Value(None, "engine", part)
+            self.ensure(name, roles)
+            self.add_factories(name, self.seen.objects(function))
+
+    def left_as_it_is(self, error: Unsure) -> Draft:
+        """The old source with a TODO where it could not be translated."""
+        marks = TodoMarks(self.todo_at)
+        wrapper = cst.MetadataWrapper(self.module, unsafe_skip_copy=True)
+        lines = wrapper.resolve(cst.metadata.PositionProvider)
+        todos = []
+        for node, place in lines.items():
+            if id(node) in self.todo_at:
+                todos.append(Todo(self.todo_at[id(node)], place.start.line))
+        todos = list({todo.text: todo for todo in todos}.values()) or [Todo(error.text)]
+        changed = self.module.visit(marks)
+        assert isinstance(changed, cst.Module)
+        return Draft(changed.code, tuple(todos), {}, is_moved=False)
+
+    # == Functions ==
+
+    def is_site(self, function: str) -> bool:
+        names = {name.rpartition(":")[2] for name in self.seen.functions}
+        return function in names
+
+    def parameters(self, scope: Scope) -> set[str]:
+        known = self.functions.get(scope.function)
+        return set(parameter_names(known.node)) if known else set()
+
+    def ensure(self, name: str, roles: Mapping[str, Value]) -> Function:
+        """A function, translated for such parameters. Raises Unsure where it has others."""
+        known = self.functions[name]
+        if known.new is not None or known.is_open:
+            self.expect_roles(name, known, roles)
+            return known
+        if known.class_name:
+            self.ensure_class(known, name)
+            if known.new is not None:
+                return known
+        known.is_open = True
+        known.roles = roles
+        self.stack.append(name)
+        try:
+            if not roles and self.as_loader(name, known):
+                return known
+            self.translate_function(name, known)
+        finally:
+            self.stack.pop()
+            known.is_open = False
+        return known
+
+    def ensure_class(self, known: Function, name: str) -> None:
+        first = f"{known.class_name}.__init__"
+        if first != name and first in self.functions:
+            init = self.functions[first]
+            if init.new is None and not init.is_open:
+                self.ensure(first, {})
+
+    def expect_roles(self, name: str, known: Function, roles: Mapping[str, Value]) -> None:
+        for parameter, value in roles.items():
+            before = known.roles.get(parameter)
+            if before is None or before.role != value.role:
+                what = f"`{name}` takes {parameter}"
+                raise Unsure(what, "its callers give different things")
+
+    def translate_function(self, name: str, known: Function) -> None:
+        outer = self.classes[known.class_name] if known.class_name else self.scope
+        scope = Scope(name, outer=outer)
+        node = self.bind_parameters(known, scope)
+        body = known.node.body
+        assert isinstance(body, (cst.IndentedBlock, cst.SimpleStatementSuite))
+        new = self.block(body, scope)
+        statements = list(new.body) if new is not None else [cst.SimpleStatementLine([cst.Pass()])]
+        idle = parts.reads_of([known.node]) - parts.reads_of(statements)
+        kept = parts.without_unused(statements, self.generated_names | idle)
+        decorators = [d for d in node.decorators if not is_no_grad(d.decorator)]
+        old_body = body if isinstance(body, cst.IndentedBlock) else cst.IndentedBlock([])
+        known.new = node.with_changes(body=old_body.with_changes(body=kept), decorators=decorators)
+        known.returned = scope.returned
+
+    def bind_parameters(self, known: Function, scope: Scope) -> cst.FunctionDef:
+        """Bind what parameters hold; model and tokenizer become one engine."""
+        node = known.node
+        for parameter in parameter_names(node):
+            scope.env.setdefault(parameter, Value(cst.Name(parameter)))
+        engines = [p for p, v in known.roles.items() if v.role == "engine"]
+        models = [
+            p for p in engines if known.roles[p].kind in ("model", "llm", "pipeline", "tuple")
+        ]
+        gone = set()
+        renamed = {}
+        for parameter, value in known.roles.items():
+            if value.role != "engine":
+                scope.env[parameter] = replace(value, node=cst.Name(parameter), name=parameter)
+            elif not models:
+                bare = {"bare": cst.Name("True")}
+                scope.env[parameter] = Value(
+                    cst.Name(parameter), "engine", value.kind, details=bare, name=parameter
+                )
+            else:
+                engine = cst.Name("engine")
+                scope.engine = engine
+                scope.env[parameter] = replace(value, node=engine, name=parameter, details={})
+                if parameter == models[0]:
+                    renamed[parameter] = "engine"
+                else:
+                    gone.add(parameter)
+        known.gone = frozenset(gone)
+        known.renamed = renamed
+        return parts.with_parameters(node, gone, renamed)
+
+    # == Calls of functions ==
+
+    def function_call(self, node: cst.Call, scope: Scope) -> Value | None:
+        name = self.called_name(node, scope)
+        if name is None:
+            self.refuse_unseen_method(node)
+            return None
+        known = self.functions[name]
+        self.refuse_plugin(known.class_name)
+        given = bound_arguments(node, known.node, is_method=bool(known.class_name))
+        if given is None:
+            self.ensure(name, {})
+            return None
+        values = {p: self.translate(v, scope) for p, v in given.items()}
+        roles = {
+            p: replace(v, node=None, name="")
+            for p, v in values.items()
+            if v.role not in ("plain", "settings")
+        }
+        for parameter, value in roles.items():
+            if value.role in ("length", "mask", "device", "shape", "scores"):
+                raise Unsure(f"`{code_of(node)}` is given {parameter}", "it has no tensor to give")
+        known = self.ensure(name, roles)
+        call = self.new_call(node, known, values, scope)
+        returned = known.returned
+        if returned is None or returned.role == "plain" or name.endswith(".__init__"):
+            kind = returned.kind if returned is not None and not name.endswith(".__init__") else ""
+            return Value(call, kind=kind)
+        return replace(returned, node=call)
+
+    def refuse_plugin(self, class_name: str) -> None:
+        """Criteria and processors of the module are code that runs inside generate."""
+        if class_name not in self.class_nodes:
+            return
+        bases = " ".join(code_of(base.value) for base in self.class_nodes[class_name].bases)
+        if "StoppingCriteria" in bases:
+            what = f"{class_name} stops generate"
+            possible = "write it as a Plugin with should_stop(token_ids, text), or as stop strings"
+            raise Unsure(what, "what it stops at is code that is not translated", possible)
+        if "LogitsProcessor" in bases:
+            what = f"{class_name} changes logits"
+            possible = "write it as a Plugin with logits(token_ids, logits)"
+            raise Unsure(what, "what it does is code that is not translated", possible)
+
+    def called_name(self, node: cst.Call, scope: Scope) -> str | None:
+        name = dotted(node.func)
+        if name in self.functions and scope.find(name) is None:
+            return name
+        if name in self.classes:
+            init = f"{name}.__init__"
+            return init if init in self.functions else None
+        if name.startswith("self.") and scope.function:
+            owner = (
+                self.functions[scope.function].class_name
+                if scope.function in self.functions
+                else ""
+            )
+            method = f"{owner}.{name.removeprefix('self.')}"
+            return method if method in self.functions else None
+        return None
+
+    def refuse_unseen_method(self, node: cst.Call) -> None:
+        """A method of an object, which may return what is no text in the draft."""
+        if not isinstance(node.func, cst.Attribute) or dotted(node.func).startswith("self."):
+            return
+        for name, known in self.functions.items():
+            returned = known.returned
+            is_called = name.endswith(f".{node.func.attr.value}")
+            if is_called and returned is not None and returned.role != "plain":
+                raise Unsure(f"`{code_of(node)}`", "what it returns is no tensor in the draft")
+
+    def new_call(
+        self, node: cst.Call, known: Function, values: Mapping[str, Value], scope: Scope
+    ) -> cst.Call:
+        args = []
+        names = parameter_names(known.node)[1 if known.class_name else 0 :]
+        position = 0
+        for arg in node.args:
+            parameter = arg.keyword.value if arg.keyword else names[position]
+            position += arg.keyword is None
+            if parameter in known.gone:
+                continue
+            value = values[parameter]
+            new = self.argument_node(value, arg.value, known, parameter, scope)
+            keyword = arg.keyword
+            if keyword is not None and parameter in known.renamed:
+                keyword = cst.Name(known.renamed[parameter])
+            args.append(arg.with_changes(value=new, keyword=keyword))
+        if args:
+            args[-1] = args[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        return node.with_changes(args=args)
+
+    def argument_node(
+        self, value: Value, old: cst.BaseExpression, known: Function, parameter: str, scope: Scope
+    ) -> cst.BaseExpression:
+        if value.role == "engine" and parameter in known.renamed:
+            if value.node is None or "bare" in value.details:
+                raise Unsure(f"`{code_of(old)}` is given on", "its engine is not seen")
+            return value.node
+        if value.role in ("plain", "engine", "settings") or value.node is None:
+            return self.as_plain(value, old, scope)
+        return value.node
+
+    # == Loads ==
+
+    def loaded(self, load: Load, kind: str, scope: Scope) -> Value:
+        path = self.plain_node(load.path, scope)
+        keywords = {name: self.plain_node(node, scope) for name, node in load.keywords.items()}
+        load = replace(load, path=path, keywords=keywords)
+        self.loads.append(load)
+        node = parts.load_call(load, self.load_name(load, scope))
+        return Value(node, "engine", kind, details={"path": path})
+
+    def load_name(self, load: Load, scope: Scope) -> str:
+        """`load` where it is called once; `load_engine`, which keeps engines, elsewhere."""
+        if not scope.function or self.is_loader(scope.function):
+            self.needs.add("load")
+            return "load"
+        self.needs.add("load_engine" if load.is_hashable else "load")
+        return "load_engine" if load.is_hashable else "load"
+
+    def is_loader(self, function: str) -> bool:
+        return function in self.functions and self.functions[function].is_loader
+
+    def current_engine(self) -> cst.BaseExpression | None:
+        return self.active.find_engine()
+
+    @property
+    def active(self) -> Scope:
+        return self._active
+
+    _active = Scope()
+
+    def statement(self, statement: cst.BaseStatement, scope: Scope) -> list[cst.BaseStatement]:
+        before = self._active
+        self._active = scope
+        try:
+            return super().statement(statement, scope)
+        finally:
+            self._active = before
+
+    def note_loaded(self, value: Value, engine: cst.BaseExpression) -> None:
+        """An engine has its name."""
+
+    def with_engine_ahead(self, value: Value, scope: Scope) -> Value:
+        """A tokenizer whose model is loaded in a later statement of the same block."""
+        path = value.details.get("path")
+        for statement in self.ahead:
+            found = load_in(statement)
+            if found is None or path is None:
+                continue
+            call, target = found
+            if not call.args or code_of(call.args[0].value) != code_of(path):
+                continue
+            if id(call) in self.early:
+                continue
+            loaded = self.made_now(call, scope)
+            if loaded is None or loaded.node is None:
+                continue
+            engine = self.engine_target(target, scope)
+            line = assignment(engine, loaded.node)
+            scope.pending.append(cst.SimpleStatementLine([line]))
+            scope.engine = engine
+            if isinstance(target, cst.Attribute) and scope.outer is not None:
+                scope.outer.engine = engine
+                scope.outer.env["self.engine"] = Value(
+                    engine, "engine", "tuple", name="self.engine"
+                )
+            self.early[id(call)] = replace(loaded, node=engine)
+            return replace(value, node=engine)
+        return value
+
+    def made_now(self, call: cst.Call, scope: Scope) -> Value | None:
+        return self.made(call, dotted(call.func), scope)
+
+    def made(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
+        if id(node) in self.early:
+            return self.early[id(node)]
+        return super().made(node, name, scope)
+
+    def as_loader(self, name: str, known: Function) -> bool:
+        """A function that only loads: its whole body becomes one cached `load`."""
+        found = parts.Loader(self, known.node).found(Scope(name, outer=self.loader_scope(known)))
+        if found is None:
+            return False
+        value, kept = found
+        known.returned = replace(value, node=None, name="")
+        if value.node is None or "bare" in value.details:
+            known.new = known.node
+            return True
+        self.needs |= {"functools", "load"}
+        self.needs.discard("load_engine") if not self.uses_load_engine() else None
+        known.new = parts.cached(known.node, kept, value.node)
+        known.is_loader = True
+        return True
+
+    def uses_load_engine(self) -> bool:
+        return False
+
+    def loader_scope(self, known: Function) -> Scope:
+        return self.classes[known.class_name] if known.class_name else self.scope
+
+    # == What calls.py asks for ==
+
+    def variable(self, wanted: str, scope: Scope) -> str:
+        """A name that neither the function nor the module uses."""
+        taken = self.taken.setdefault(scope.function, set())
+        name = wanted
+        number = 2
+        while name in self.used or name in taken:
+            name = f"{wanted}_{number}"
+            number += 1
+        taken.add(name)
+        return name
+
+    def settings_of(
+        self, node: cst.BaseExpression, scope: Scope
+    ) -> dict[str, cst.BaseExpression] | None:
+        """Keywords that a variable holds: of a mapping that is written once and never changed."""
+        if not isinstance(node, cst.Name) or scope.function not in self.functions:
+            return {f"**{code_of(node)}": self.plain_node(node, scope)}
+        found = parts.single_mapping(self.functions[scope.function].node, node.value)
+        if found is None:
+            is_given = self.is_parameter(node.value, scope)
+            return None if is_given else {f"**{node.value}": node}
+        self.generated_names.add(node.value)
+        return self.dict_words(found, scope)
+
+    def is_parameter(self, name: str, scope: Scope) -> bool:
+        return name in self.parameters(scope) or self.is_star(name, scope)
+
+    def is_star(self, name: str, scope: Scope) -> bool:
+        node = self.functions[scope.function].node
+        star = node.params.star_kwarg
+        return star is not None and star.name.value == name
+
+    def is_empty_mapping(self, name: str) -> bool:
+        """Whether `**name` of the current function was empty in all goldens."""
+        function = self.stack[-1] if self.stack else ""
+        if not self.is_site(function) or not self.is_star(name, Scope(function)):
+            return False
+        known = set(parameter_names(self.functions[function].node))
+        for case in self.seen.cases:
+            if case.function.endswith(f":{function}") and set(case.arguments) - known:
+                return False
+        return True
+
+    def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
+        return "write it as a Plugin with should_stop, or as stop strings or ids"
+
+    def reads_scores(self, scope: Scope) -> bool:
+        known = self.functions.get(scope.function)
+        text = code_of(known.node) if known else self.module.code
+        return ".scores" in text or ".logits" in text
+
+    # == Factories ==
+
+    def add_factories(self, name: str, objects: Mapping[str, str]) -> None:
+        """Functions that make what a golden cannot hold, for `check`."""
+        known = self.functions[name]
+        if "engine" in known.renamed.values():
+            self.needs.add("make_engine")
+            self.factories["engine"] = "make_engine"
+        for parameter, value in known.roles.items():
+            if value.role == "engine" and "engine" not in known.renamed.values():
+                self.needs.add("make_tokenizer")
+                self.factories[parameter] = "make_tokenizer"
+        if known.class_name and "self" in objects:
+            made = self.constructed(known.class_name)
+            if made is None:
+                self.todos.append(
+                    Todo(
+                        f"say in sites.json what makes a {known.class_name}, because how the "
+                        "script made it is not seen"
+                    )
+                )
+                return
+            self.self_made = made
+            self.needs.add("make_self")
+            self.factories["self"] = "make_self"
+
+    self_made = ""
+
+    def constructed(self, class_name: str) -> str | None:
+        """The call by which the script makes an object, where it is all literals."""
+        calls = parts.calls_of(self.module, class_name)
+        for call in calls:
+            if all(constant(arg.value) is not NotImplemented for arg in call.args):
+                return code_of(call)
+        init = self.functions.get(f"{class_name}.__init__")
+        if init is None or not self.seen.models:
+            return None
+        required = [p.name.value for p in init.node.params.params[1:] if p.default is None]
+        return f"{class_name}({self.seen.models[0]!r})" if len(required) == 1 else None
+
+    # == Cleaning ==
+
+    def cleaned(self, body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        """Imports that are needed, none that is not, and the functions that the draft adds."""
+        code = self.module.with_changes(body=body)
+        kept = parts.without_unused_imports(body, NamesIn.of(code), LIBRARIES)
+        kept = parts.without_unused(kept, self.unused_globals(body))
+        return parts.with_additions(kept, self.additions(kept))
+
+    def unused_globals(self, body: Sequence[cst.BaseStatement]) -> set[str]:
+        """Variables of the module that only a loader's cache used."""
+        if not any(known.is_loader for known in self.functions.values()):
+            return self.generated_names
+        return self.generated_names | parts.assigned_names(self.module.body)
+
+    def additions(self, body: Sequence[cst.BaseStatement]) -> parts.Additions:
+        names = NamesIn.of(parts.module_of(body))
+        load = self.loads[0] if self.loads else None
+        path = repr(self.seen.models[0]) if self.seen.models else ""
+        return parts.Additions(
+            engine_module=self.engine_module,
+            load_engine="load_engine" in names,
+            uses_load="load" in names,
+            uses_cache="functools" in names,
+            helpers=frozenset(self.needs),
+            factory_load=load,
+            path=path,
+            self_made=self.self_made,
+            generation_options=parts.generation_options(self.seen, self.module.code)
+            if "generation_options" in names
+            else "",
+        )
+
+
+class TodoMarks(cst.CSTTransformer):
+    """Puts a comment before statements.   marks: id of the statement -> text."""
+
+    def __init__(self, marks: Mapping[int, str]) -> None:
+        super().__init__()
+        self.marks = marks
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
+        text = self.marks.get(id(original_node))
+        if text is None or not isinstance(updated_node, cst.BaseStatement):
+            return updated_node
+        return with_comments(updated_node, [TODO + text])
+
+
+def with_comments(statement: cst.BaseStatement, comments: Sequence[str]) -> cst.BaseStatement:
+    lines = [cst.EmptyLine(comment=cst.Comment(" ".join(text.split()))) for text in comments]
+    before = list(getattr(statement, "leading_lines", ()))
+    return statement.with_changes(leading_lines=[*before, *lines])
+
+
+def is_main(statement: cst.BaseStatement) -> bool:
+    """Whether a statement runs the script: it calls functions of the module, or is the guard."""
+    if isinstance(statement, cst.If) and "__name__" in code_of(statement.test):
+        return True
+    if isinstance(statement, cst.SimpleStatementLine):
+        return any(isinstance(one, cst.Expr) and "main" in code_of(one) for one in statement.body)
+    return False
+
+
+def parameter_names(node: cst.FunctionDef) -> list[str]:
+    every = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
+    return [parameter.name.value for parameter in every]
+
+
+def bound_arguments(
+    call: cst.Call, node: cst.FunctionDef, is_method: bool
+) -> dict[str, cst.BaseExpression] | None:
+    """Arguments by parameter; None where stars hide them."""
+    names = parameter_names(node)[1 if is_method else 0 :]
+    found: dict[str, cst.BaseExpression] = {}
+    position = 0
+    for arg in call.args:
+        if arg.star:
+            return None
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif position < len(names):
+            found[names[position]] = arg.value
+            position += 1
+        else:
+            return None
+    return found
+
+
+def part_of_object(kind: str) -> str:
+    """Which part of an engine an argument was, by the name of its class; "" for none."""
+    name = kind.rpartition(".")[2]
+    for ending, part in ENGINE_CLASSES.items():
+        if name.endswith(ending):
+            return part
+    is_model = "For" in name or name.endswith("Model") or "LMHead" in name
+    return "model" if is_model else ""
+
+
+def load_in(statement: cst.BaseStatement) -> tuple[cst.Call, cst.BaseExpression] | None:
+    """A statement `x = Class.from_pretrained(...)` of a model, also with `.to(...)` behind it."""
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return None
+    one = statement.body[0]
+    if not isinstance(one, cst.Assign) or len(one.targets) != 1:
+        return None
+    node: cst.BaseExpression = one.value
+    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if node.func.attr.value == "from_pretrained":
+            owner = dotted(node.func.value).rpartition(".")[2]
+            is_other = owner.endswith(("Tokenizer", "Processor", "Config", "TokenizerFast"))
+            return None if is_other else (node, one.targets[0].target)
+        node = node.func.value
+    return None
+
+
+def draft_module(
+    source: str, seen: Observed, ask: Decisions, engine_module: str, is_cut_moved: bool = False
+) -> Draft:
+    """The draft of a module's source.   is_cut_moved: hand cuts that follow the engine's rule
+    become stops."""
+    module = cst.parse_module(source)
+    demoted: set[str] = set()
+    copied: set[str] = set()
+    while True:
+        try:
+            attempt = ModuleDraft(module, seen, ask, engine_module, demoted, copied)
+            attempt.stops = is_cut_moved
+            return attempt.attempt()
+        except Copy as copy:
+            copied.add(copy.name)
+        except Demote as demote:
+            if demote.name in demoted:
+                what = f"`{demote.name}` is a prompt and a text"
+                error = Unsure(what, "both are used in a way that is not followed")
+                return Draft(source, (Todo(error.text),), {}, is_moved=False)
+            demoted.add(demote.name)
+
+
+__all__ = ["Draft", "Todo", "draft_module", "parse"]

@@ -1,0 +1,280 @@
+"""What the goldens of a site, and the files of their checkpoints, say of the old code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gen_engine
+
+from parity.goldens.store import Case, Store
+
+CHECKPOINT = "the checkpoint's generation_config.json"
+# What transformers' generate takes where neither the caller nor the checkpoint says anything.
+LIBRARY = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 50, "max_new_tokens": 20}
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")  # nothing is seen of them in greedy rows
+NEUTRAL = {
+    "top_p": (1.0, None),
+    "top_k": (0, None),
+    "min_p": (0.0, None),
+    "repetition_penalty": (1.0, None),
+    "no_repeat_ngram_size": (0, None),
+    "min_new_tokens": (0, None),
+}
+
+
+class DraftError(ValueError):
+    """A site that cannot be drafted at all, and what to do."""
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """A setting that the old code took without saying so.   source: who decided."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All goldens of a site together.
+
+    arguments: parameter -> class name of what was an object.   texts: parameter -> "text" or
+    "list", of plain arguments.   models: paths of checkpoints.   settings: what each checkpoint's
+    generation_config.json holds, where all agree.
+    """
+
+    site: str
+    cases: tuple[Case, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    models: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Any = None
+    problem: str = ""
+
+    @property
+    def functions(self) -> list[str]:
+        return sorted({case.function for case in self.cases if case.function})
+
+    def objects(self, function: str) -> dict[str, str]:
+        """Arguments that were objects, and their classes."""
+        found = {}
+        for case in self.cases:
+            if case.function != function:
+                continue
+            for name, value in case.arguments.items():
+                if isinstance(value, Mapping) and "$object" in value:
+                    found[name] = str(value["$object"])
+        return found
+
+    def argument_kind(self, name: str) -> str:
+        """ "text" or "list" where each recorded value of a parameter was one."""
+        kinds = set()
+        for case in self.cases:
+            if name in case.arguments:
+                kinds.add(kind_of(case.arguments[name]))
+        return kinds.pop() if len(kinds) == 1 else ""
+
+    # == Sampling ==
+
+    def values(self, part: str, name: str) -> list[Any]:
+        """The distinct observed values of a setting."""
+        found: list[Any] = []
+        for row in self.rows:
+            entry = row.get(part, {}).get(name)
+            if entry is not None and entry["value"] not in found:
+                found.append(entry["value"])
+        return found
+
+    def inherited(self, name: str) -> Inherited | None:
+        """What was taken for a setting that the code does not name; None: nothing.
+
+        What the goldens show comes first; of what they do not reach, the checkpoint's file."""
+        shown = self.shown(name)
+        if shown is not None:
+            return shown
+        if name in self.settings:
+            return Inherited(self.settings[name], CHECKPOINT)
+        if name in LIBRARY:
+            return Inherited(LIBRARY[name], "transformers' default")
+        return None
+
+    def shown(self, name: str) -> Inherited | None:
+        """The one value that the goldens show where the caller did not give it."""
+        found: list[tuple[Any, str]] = []
+        for row in self.rows:
+            sampling = row.get("sampling", {})
+            is_greedy = not sampling.get("temperature", {}).get("value")
+            entry = sampling.get(name) or row.get("stop", {}).get(name)
+            if entry is None or entry["from"] == "caller" or (name in SAMPLED and is_greedy):
+                continue
+            found.append((entry["value"], entry["from"]))
+        if not found or any(pair != found[0] for pair in found):
+            return None
+        value, who = found[0]
+        return Inherited(value, CHECKPOINT if who == "checkpoint" else "transformers' default")
+
+    @property
+    def is_sampled(self) -> bool:
+        return any(row.get("sampling", {}).get("temperature", {}).get("value") for row in self.rows)
+
+    # == Ends ==
+
+    @property
+    def eos_ids(self) -> set[int]:
+        """Ids at which the engine ends a row by itself."""
+        return set(self.checkpoint.eos_ids) if self.checkpoint else set()
+
+    @property
+    def end_ids(self) -> list[set[int]]:
+        found: list[set[int]] = []
+        for value in self.values("stop", "end_ids"):
+            if set(value) not in found:
+                found.append(set(value))
+        return found
+
+    def has_special_ends(self) -> bool:
+        """Whether each end is a special token, which decoding leaves out."""
+        if self.checkpoint is None:
+            return True
+        special = self.checkpoint.special_tokens.keys()
+        return all(ids <= special for ids in self.end_ids) and self.eos_ids <= special
+
+    # == Prompts ==
+
+    def thinking(self) -> bool | None:
+        """The switch that makes the recorded prompts where the code does not say one; None where
+        the template reads none."""
+        template = template_of(self.checkpoint)
+        if "enable_thinking" not in template:
+            return None
+        silent = [row for row in self.rows if is_silent_on_thinking(row)]
+        return next((switch for switch in (True, False) if self.renders(silent, switch)), True)
+
+    def renders(self, rows: Sequence[Mapping[str, Any]], switch: bool) -> bool:
+        owner = self.checkpoint.template_owner
+        for row in rows:
+            said = dict(row["template"].get("arguments", {}))
+            plain = said.keys() <= {"add_generation_prompt"}
+            if not plain or "prompt_text" not in row or row.get("images"):
+                continue
+            text = owner.apply_chat_template(
+                plain_value(row["messages"]), tokenize=False, **said, enable_thinking=switch
+            )
+            if text != plain_value(row["prompt_text"]):
+                return False
+        return True
+
+    def has_double_bos(self) -> bool:
+        bos = getattr(getattr(self.checkpoint, "tokenizer", None), "bos_token_id", None)
+        if bos is None:
+            return False
+        return any(list(row.get("prompt_ids", ())[:2]) == [bos, bos] for row in self.rows)
+
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer puts a token before or behind a text by itself."""
+        if self.checkpoint is None:
+            return True
+        tokenizer = self.checkpoint.tokenizer
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        return list(tokenizer("a")["input_ids"]) != list(bare)
+
+    def is_padded_right(self) -> bool:
+        batches = [row.get("batch", {}) for row in self.rows]
+        return any(batch.get("side") == "right" and batch.get("pads") for batch in batches)
+
+    def is_unmasked(self) -> bool:
+        batches = [row.get("batch", {}) for row in self.rows]
+        return any(batch.get("pads") and not batch.get("masked", True) for batch in batches)
+
+    # == Model ==
+
+    def dtype(self) -> str | None:
+        found = {row["model"].get("dtype") for row in self.rows if row.get("model")}
+        return str(found.pop()) if len(found) == 1 else None
+
+    def default_dtype(self) -> str | None:
+        return self.checkpoint.dtype if self.checkpoint else None
+
+    @property
+    def classes(self) -> set[str]:
+        return {str(row["model"].get("class", "")) for row in self.rows if row.get("model")}
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, Mapping):
+        return "text" if "$lines" in value else ""
+    return "list" if isinstance(value, list) else ""
+
+
+def plain_value(value: Any) -> Any:
+    """A golden's value with its texts of several lines joined."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"$lines"}:
+            return "\n".join(value["$lines"])
+        return {key: plain_value(entry) for key, entry in value.items()}
+    return [plain_value(entry) for entry in value] if isinstance(value, list) else value
+
+
+def is_silent_on_thinking(row: Mapping[str, Any]) -> bool:
+    template = row.get("template") or {}
+    return bool(template) and "enable_thinking" not in template.get("arguments", {})
+
+
+def template_of(checkpoint: Any) -> str:
+    if checkpoint is None:
+        return ""
+    return str(getattr(checkpoint.template_owner, "chat_template", None) or "")
+
+
+def observe(store: Store, site: str) -> Observed:
+    """What the goldens of a site hold. Raises DraftError where there are none."""
+    names = store.names(site) if site in store.sites() else []
+    if not names:
+        problem = f"{site}: no goldens in {store.root}. Record the old code first"
+        raise DraftError(f"{problem}: parity record --site {site}=MOD:FUNCTION -- python old.py")
+    cases = tuple(store.read(site, name) for name in names)
+    rows = tuple(row for case in cases for row in case.rows)
+    return with_checkpoint(Observed(site, cases, rows, model_paths(rows)))
+
+
+def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    paths = [str(row.get("model", {}).get("path") or "") for row in rows]
+    return tuple(dict.fromkeys(path for path in paths if path))
+
+
+def with_checkpoint(seen: Observed) -> Observed:
+    """The same with what the files of the checkpoint say; `problem` says why they do not."""
+    if not seen.models:
+        return seen
+    settings = [generation_settings(path) for path in seen.models]
+    if any(other != settings[0] for other in settings):
+        said = f"the goldens' checkpoints ({', '.join(seen.models)}) have different settings"
+        return Observed(seen.site, seen.cases, seen.rows, seen.models, problem=said)
+    try:
+        config = gen_engine.ModelLoadConfig(seen.models[0])
+        checkpoint = gen_engine.read_checkpoint(config)
+    except gen_engine.GenEngineError as error:
+        return Observed(seen.site, seen.cases, seen.rows, seen.models, problem=str(error))
+    return Observed(seen.site, seen.cases, seen.rows, seen.models, settings[0], checkpoint)
+
+
+def generation_settings(model: str) -> dict[str, Any]:
+    """What a checkpoint's generation_config.json sets, of a folder or of the hub's cache."""
+    path = Path(model) / "generation_config.json"
+    if not path.is_file():
+        with contextlib.suppress(ImportError, ValueError):
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache(model, "generation_config.json")
+            path = Path(cached) if isinstance(cached, str) else path
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,523 @@
+"""Pieces of a draft: load calls, cached loaders, imports, helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+import libcst.matchers as m
+
+from parity.draft.expressions import NamesIn, Scope
+from parity.draft.loads import Load
+from parity.draft.observed import Observed
+from parity.draft.roles import Unsure, Value, code_of, dotted
+
+if TYPE_CHECKING:
+    from parity.draft.statements import Statements
+
+
+def load_call(load: Load, name: str) -> cst.BaseExpression:
+    """`load(path, dtype="float32")`; a line each where one has a comment."""
+    words = [(code_of(load.path), "")]
+    words += [(f"{k}={code_of(v)}", load.comments.get(k, "")) for k, v in load.keywords.items()]
+    if not any(comment for _, comment in words):
+        return cst.parse_expression(f"{name}({', '.join(text for text, _ in words)})")
+    lines = [f"    {text},{f'  # {comment}' if comment else ''}" for text, comment in words]
+    return cst.parse_expression(f"{name}(\n" + "\n".join(lines) + "\n)")
+
+
+def module_of(body: Iterable[Any]) -> cst.Module:
+    return cst.Module(list(body))
+
+
+class Loader:
+    """Whether a function only loads a model and keeps it, and what it returns."""
+
+    def __init__(self, owner: Statements, node: cst.FunctionDef) -> None:
+        self.owner = owner
+        self.node = node
+        self.stored: dict[str, Value] = {}
+        self.kept: list[cst.BaseStatement] = []
+        self.returned: Value | None = None
+
+    def found(self, scope: Scope) -> tuple[Value, list[cst.BaseStatement]] | None:
+        """(what it returns, statements that its arguments need); None where it does more."""
+        text = code_of(self.node.body)
+        if not any(word in text for word in ("from_pretrained", "LLM(", "pipeline(")):
+            return None
+        if not isinstance(self.node.body, cst.IndentedBlock) or "generate(" in text:
+            return None
+        if not self.walk(self.node.body.body, scope) or self.returned is None:
+            return None
+        return self.returned, self.needed()
+
+    def needed(self) -> list[cst.BaseStatement]:
+        assert self.returned is not None
+        names = NamesIn.of(self.returned.node) if self.returned.node is not None else set()
+        kept: list[cst.BaseStatement] = []
+        for statement in reversed(self.kept):
+            if assigned_names([statement]) & names:
+                kept.insert(0, statement)
+                names |= NamesIn.of(statement)
+        return kept
+
+    def walk(self, body: Sequence[cst.CSTNode], scope: Scope) -> bool:
+        return all(self.statement(one, scope) for one in body)
+
+    def statement(self, statement: cst.CSTNode, scope: Scope) -> bool:
+        if isinstance(statement, cst.If):
+            inside = self.walk(statement.body.body, scope)
+            other = statement.orelse
+            if isinstance(other, cst.If):
+                return inside and self.statement(other, scope)
+            return inside and (other is None or self.walk(other.body.body, scope))
+        if isinstance(statement, cst.SimpleStatementLine):
+            return all(self.line(one, statement, scope) for one in statement.body)
+        return False
+
+    def line(
+        self, one: cst.BaseSmallStatement, statement: cst.SimpleStatementLine, scope: Scope
+    ) -> bool:
+        if isinstance(one, (cst.Global, cst.Pass, cst.Import, cst.ImportFrom)):
+            return True
+        if isinstance(one, cst.Expr):
+            return self.expression(one, scope)
+        if isinstance(one, cst.Return):
+            return one.value is not None and self.returns(one.value, scope)
+        if isinstance(one, cst.Assign):
+            return self.assign(one, statement, scope)
+        return False
+
+    def expression(self, one: cst.Expr, scope: Scope) -> bool:
+        if isinstance(one.value, (cst.SimpleString, cst.ConcatenatedString)):
+            return True
+        if isinstance(one.value, cst.Call):
+            name = dotted(one.value.func)
+            is_log = name == "print" or name.startswith(("logger.", "logging.", "log."))
+            if is_log or self.owner.only_pads(one.value, scope):
+                return True
+        return self.owner.translate(one.value, scope).role == "engine"
+
+    def assign(self, one: cst.Assign, statement: cst.SimpleStatementLine, scope: Scope) -> bool:
+        target = one.targets[0].target
+        if isinstance(target, cst.Attribute) and self.owner.sets_engine(target, one, scope):
+            return True
+        values = self.assigned(one, scope)
+        for place, value in values:
+            if value.role == "engine":
+                self.stored[base_of(place)] = value
+                if isinstance(place, cst.Name):
+                    scope.env[place.value] = value
+            elif isinstance(place, cst.Name) and value.role == "plain":
+                scope.env.setdefault(place.value, Value(place))
+                self.kept.append(statement)
+            else:
+                return isinstance(place, cst.Name)
+        return True
+
+    def assigned(self, one: cst.Assign, scope: Scope) -> list[tuple[cst.BaseExpression, Value]]:
+        target = one.targets[0].target
+        value = self.value(one.value, scope)
+        if isinstance(target, cst.Tuple) and len(value.items) == len(target.elements):
+            return list(zip((e.value for e in target.elements), value.items))
+        return [(t.target, value) for t in one.targets]
+
+    def value(self, node: cst.BaseExpression, scope: Scope) -> Value:
+        if isinstance(node, cst.Tuple):
+            items = tuple(self.value(element.value, scope) for element in node.elements)
+            if items and all(item.role == "engine" for item in items):
+                engine = next((i.node for i in items if i.node is not None), None)
+                return Value(engine, "engine", "tuple", items)
+        known = self.stored.get(base_of(node))
+        if known is not None:
+            return known
+        return self.owner.translate(node, scope)
+
+    def returns(self, node: cst.BaseExpression, scope: Scope) -> bool:
+        value = self.value(node, scope)
+        if value.role != "engine":
+            return False
+        before = self.returned.node if self.returned is not None else None
+        nodes = [node for node in (before, value.node) if node is not None]
+        if len({code_of(node) for node in nodes}) > 1:
+            raise Unsure(f"{self.node.name.value} loads in two ways", "the draft writes one")
+        if value.node is None:
+            value = Value(
+                None, "engine", value.kind, value.items, details={"bare": cst.Name("True")}
+            )
+        self.returned = value
+        return True
+
+
+def base_of(node: cst.BaseExpression) -> str:
+    """The container of `CACHE[key]` or `a.b`, or the name itself."""
+    while isinstance(node, cst.Subscript):
+        node = node.value
+    return code_of(node)
+
+
+def cached(
+    node: cst.FunctionDef, kept: Sequence[cst.BaseStatement], call: cst.BaseExpression
+) -> cst.FunctionDef:
+    """A loader as `@functools.cache def name(...): return load(...)`."""
+    text = code_of(call).replace("load_engine(", "load(", 1)
+    body: list[cst.BaseStatement] = [*kept, cst.parse_statement(f"return {text}\n")]
+    first = node.body.body[0]
+    if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
+        body.insert(0, cst.ensure_type(first, cst.SimpleStatementLine))
+    decorator = cst.Decorator(cst.parse_expression("functools.cache"))
+    return node.with_changes(decorators=[decorator], body=cst.IndentedBlock(body), returns=None)
+
+
+def with_parameters(
+    node: cst.FunctionDef, gone: set[str], renamed: Mapping[str, str]
+) -> cst.FunctionDef:
+    kept = []
+    for parameter in node.params.params:
+        name = parameter.name.value
+        if name in gone:
+            continue
+        if name in renamed:
+            parameter = parameter.with_changes(name=cst.Name(renamed[name]), annotation=None)
+        kept.append(parameter)
+    if kept:
+        kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return node.with_changes(params=node.params.with_changes(params=kept))
+
+
+# == What is not used ==
+
+
+def assigned_names(body: Sequence[Any]) -> set[str]:
+    """Names that simple statements assign."""
+    found = set()
+    for statement in body:
+        if not isinstance(statement, cst.SimpleStatementLine):
+            continue
+        for one in statement.body:
+            targets = one.targets if isinstance(one, cst.Assign) else ()
+            found |= {t.target.value for t in targets if isinstance(t.target, cst.Name)}
+            if isinstance(one, cst.AnnAssign) and isinstance(one.target, cst.Name):
+                found.add(one.target.value)
+    return found
+
+
+class Uses(cst.CSTVisitor):
+    """How often names are read: targets of assignments do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+        return not isinstance(node.target, cst.Name)
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
+        if node.value is not None:
+            node.value.visit(self)
+        return False
+
+    def visit_Global(self, node: cst.Global) -> bool:
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.found.add(node.value)
+
+
+def reads_of(body: Sequence[Any]) -> set[str]:
+    uses = Uses()
+    cst.Module(list(body)).visit(uses)
+    return uses.found
+
+
+def is_pure(node: cst.BaseExpression | None) -> bool:
+    """Whether nothing is lost with an expression that nobody reads."""
+    if node is None:
+        return True
+    for call in m.findall(node, m.Call()):
+        assert isinstance(call, cst.Call)
+        name = dotted(call.func)
+        if ".tokenizer." not in name and ".from_pretrained" not in name and name not in PURE:
+            return False
+    return True
+
+
+PURE = ("len", "list", "str", "int", "float", "load_engine", "dict", "tuple", "set",
+        "torch.cuda.is_available", "torch.device")  # fmt: skip
+
+
+class Dropper(cst.CSTTransformer):
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.did = False
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> Any:
+        target = updated_node.targets[0].target
+        name = target.value if isinstance(target, cst.Name) else ""
+        is_one = len(updated_node.targets) == 1
+        if is_one and name in self.names and is_pure(updated_node.value):
+            self.did = True
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> Any:
+        name = updated_node.target
+        is_idle = isinstance(name, cst.Name) and name.value in self.names
+        if is_idle and is_pure(updated_node.value):
+            self.did = True
+            return cst.RemoveFromParent()
+        return updated_node
+
+
+def without_unused(body: Sequence[Any], names: set[str]) -> list[Any]:
+    """Statements without assignments of such names that nothing reads."""
+    module = cst.Module(list(body))
+    while True:
+        uses = Uses()
+        module.visit(uses)
+        dropper = Dropper({name for name in names if name not in uses.found})
+        changed = module.visit(dropper)
+        assert isinstance(changed, cst.Module)
+        module = changed
+        if not dropper.did:
+            return list(module.body)
+
+
+def without_unused_imports(
+    body: Sequence[cst.BaseStatement], names: set[str], libraries: Sequence[str]
+) -> list[cst.BaseStatement]:
+    uses = Uses()
+    module_of(s for s in body if not is_import(s)).visit(uses)
+    kept: list[cst.BaseStatement] = []
+    for statement in body:
+        new = import_left(statement, uses.found, libraries)
+        if new is not None:
+            kept.append(new)
+    return kept
+
+
+def is_import(statement: cst.BaseStatement) -> bool:
+    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
+        statement.body[0], (cst.Import, cst.ImportFrom)
+    )
+
+
+def import_left(
+    statement: cst.BaseStatement, used: set[str], libraries: Sequence[str]
+) -> cst.BaseStatement | None:
+    if not is_import(statement):
+        return statement
+    assert isinstance(statement, cst.SimpleStatementLine)
+    one = statement.body[0]
+    assert isinstance(one, (cst.Import, cst.ImportFrom))
+    if isinstance(one.names, cst.ImportStar):
+        return statement
+    kept = []
+    for alias in one.names:
+        root = (
+            dotted(one.module)
+            if isinstance(one, cst.ImportFrom) and one.module
+            else code_of(alias.name)
+        )
+        known = alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
+        is_ours = root.partition(".")[0] in (*libraries, "functools") and root != "__future__"
+        if not is_ours or known in used:
+            kept.append(alias)
+    if not kept:
+        return None
+    kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    return statement.with_changes(body=[one.with_changes(names=kept), *statement.body[1:]])
+
+
+# == What is added ==
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a draft needs beside the old source."""
+
+    engine_module: str
+    load_engine: bool
+    uses_load: bool
+    uses_cache: bool
+    helpers: frozenset[str]
+    factory_load: Load | None
+    path: str
+    self_made: str
+    generation_options: str
+
+
+AS_IT_LIES = '''
+def as_it_lies(image):
+    """The image without its EXIF: the old code did not turn images upright by it."""
+    image = image.copy()
+    image.getexif().clear()
+    image.info.pop("exif", None)
+    return image
+'''
+
+
+def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
+    text = "\n".join(code_of(one) for one in body)
+    imports = []
+    has_factory = {"make_engine", "make_tokenizer"} & more.helpers
+    if (more.load_engine or more.uses_cache) and "import functools" not in text:
+        imports.append("import functools\n")
+    if "torch" in more.helpers and "import torch" not in text:
+        imports.append("import torch\n")
+    if more.load_engine or more.uses_load or has_factory:
+        imports.append(f"from {more.engine_module} import load\n")
+    place = end_of_imports(body)
+    new: list[cst.BaseStatement] = [cst.parse_statement(one) for one in imports]
+    blank = cst.EmptyLine(indent=False)
+    if more.load_engine:
+        line = cst.parse_statement("load_engine = functools.cache(load)\n")
+        new.append(line.with_changes(leading_lines=[blank]))
+    for function in ("as_it_lies",):
+        if function in more.helpers:
+            new.append(spaced(AS_IT_LIES))
+    if more.generation_options:
+        new.append(spaced(more.generation_options))
+    if new and place < len(body):
+        body = [
+            *body[:place],
+            with_blank_before(body[place], 2 if is_definition(body[place]) else 1),
+            *body[place + 1 :],
+        ]
+    tail = [spaced(one) for one in factories(more)]
+    main = next((k for k, one in enumerate(body) if is_guard(one)), len(body))
+    return [*body[:place], *new, *body[place:main], *tail, *body[main:]]
+
+
+def is_definition(statement: cst.BaseStatement) -> bool:
+    return isinstance(statement, (cst.FunctionDef, cst.ClassDef))
+
+
+def with_blank_before(statement: cst.BaseStatement, lines: int) -> cst.BaseStatement:
+    """A statement with so many blank lines before it, above its comments."""
+    before = list(getattr(statement, "leading_lines", ()))
+    while before and before[0].comment is None:
+        before.pop(0)
+    blanks = [cst.EmptyLine(indent=False)] * lines
+    return statement.with_changes(leading_lines=[*blanks, *before])
+
+
+def spaced(text: str) -> cst.BaseStatement:
+    blank = cst.EmptyLine(indent=False)
+    statement = cst.parse_statement(text.strip("\n") + "\n")
+    return statement.with_changes(leading_lines=[blank, blank])
+
+
+def is_guard(statement: cst.BaseStatement) -> bool:
+    return isinstance(statement, cst.If) and "__name__" in code_of(statement.test)
+
+
+def factories(more: Additions) -> list[str]:
+    made = []
+    load = more.factory_load
+    words = "" if load is None else "".join(f", {k}={code_of(v)}" for k, v in load.keywords.items())
+    about = '    """For `parity check`: what the goldens were recorded on."""\n'
+    if "make_engine" in more.helpers:
+        made.append(f"def make_engine():\n{about}    return load({more.path}{words})\n")
+    if "make_tokenizer" in more.helpers:
+        made.append(
+            f"def make_tokenizer():\n{about}    return load({more.path}{words}).tokenizer\n"
+        )
+    if "make_self" in more.helpers:
+        made.append(f"def make_self():\n{about}    return {more.self_made}\n")
+    return made
+
+
+def end_of_imports(body: Sequence[cst.BaseStatement]) -> int:
+    last = 0
+    for place, statement in enumerate(body):
+        if is_import(statement):
+            last = place + 1
+        elif place == 0 and m.matches(statement, m.SimpleStatementLine(body=[m.Expr()])):
+            last = 1
+    return last
+
+
+def calls_of(module: cst.Module, name: str) -> list[cst.Call]:
+    return [
+        node for node in m.findall(module, m.Call(func=m.Name(name))) if isinstance(node, cst.Call)
+    ]
+
+
+def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:
+    """The mapping that a variable holds, where it is assigned once and nothing changes it."""
+    assigned: list[cst.BaseExpression] = []
+    mentions = 0
+    stars = 0
+    for node in m.findall(function, m.Name(name)):
+        mentions += node is not None
+    for node in m.findall(function, m.Assign(targets=[m.AssignTarget(target=m.Name(name))])):
+        assert isinstance(node, cst.Assign)
+        assigned.append(node.value)
+    stars = len(m.findall(function, m.Arg(star="**", value=m.Name(name))))
+    if len(assigned) != 1 or mentions != 1 + stars:
+        return None
+    node = assigned[0]
+    if isinstance(node, cst.Dict):
+        return node
+    if isinstance(node, cst.Call) and dotted(node.func) == "dict":
+        words = [arg for arg in node.args if arg.keyword is not None]
+        if len(words) == len(node.args):
+            elements = [
+                cst.DictElement(cst.SimpleString(f'"{arg.keyword.value}"'), arg.value)
+                for arg in words
+                if arg.keyword is not None
+            ]
+            return cst.Dict(elements)
+    return None
+
+
+# == Keywords that are known at run time only ==
+
+
+def generation_options(seen: Observed, source: str) -> str:
+    """A function that makes options of transformers' keywords, with what the code inherited."""
+    rows = [("max_new_tokens", 20), ("do_sample", False), ("temperature", 1.0), ("top_p", 1.0),
+            ("top_k", 50), ("repetition_penalty", 1.0)]  # fmt: skip
+    lines = []
+    for name, neutral in rows:
+        inherited = seen.inherited(name)
+        value = inherited.value if inherited is not None else neutral
+        source_of_value = inherited.source if inherited is not None else ""
+        is_told = source_of_value and value not in (1.0, False)
+        lines.append(
+            f"    {name}={value!r},{f'  # {source_of_value}' if is_told or value is True else ''}"
+        )
+    lines.append("    pad_token_id=None,  # the engine pads by itself")
+    stop = ""
+    if "stop_strings" in source:
+        lines += ["    stop_strings=None,", "    tokenizer=None,"]
+        stop = '        "stop": {"strings": stop_strings or [], "include_stop": True},\n'
+    body = "\n".join(lines)
+    return f'''
+def generation_options(
+    *,
+{body}
+):
+    """Options of the engine for keywords of transformers' generate.
+
+    Defaults are what the old code took without saying so; another keyword is an error."""
+    return {{
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature if do_sample else 0.0,
+        "top_p": top_p,
+        "top_k": top_k or None,
+        "repetition_penalty": repetition_penalty,
+{stop}    }}
+'''
