@@ -1,0 +1,458 @@
+"""Drafts of old sources in the shapes of public code: what their engine is asked, what they return."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from parity.draft.decisions import Decisions
+from parity.draft.module import Draft, draft_module
+from parity.draft.observed import Observed
+from parity.goldens.store import Case
+
+
+@dataclass
+class Result:
+    """What an engine answers: "ANSWER" for each request, with its end token."""
+
+    text: str = "ANSWER"
+    raw_text: str = "ANSWER<end>"
+    token_ids: tuple[int, ...] = (5, 6)
+    prompt_token_ids: tuple[int, ...] = (1, 2, 3)
+    completion_tokens: int = 2
+    logprobs: tuple[float, ...] = (-0.5, -0.25)
+    samples: tuple[Any, ...] = ()
+
+
+class Tokenizer:
+    eos_token_id = 6
+
+    def decode(self, ids: Sequence[int], **said: Any) -> str:
+        return f"decoded {list(ids)} {said}"
+
+    def apply_chat_template(self, messages: Any, **said: Any) -> str:
+        return f"<{messages[-1]['content']}>"
+
+    def __call__(self, text: str, **said: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(range(len(text)))}
+
+
+@dataclass
+class Engine:
+    """calls: (requests, options) of each."""
+
+    loads: list[tuple[Any, Mapping[str, Any]]] = field(default_factory=list)
+    calls: list[tuple[list[Any], Mapping[str, Any]]] = field(default_factory=list)
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+
+    def load(self, model: str, **fields: Any) -> Engine:
+        self.loads.append((model, fields))
+        return self
+
+    def generate_text_batch(self, requests: list[Any], options: Mapping[str, Any]) -> list[Result]:
+        copied = [{**r, "messages": list(r["messages"])} if "messages" in r else r for r in requests]
+        self.calls.append((copied, dict(options)))
+        several = range(options.get("n", 1)) if options.get("n", 1) > 1 else ()
+        samples = tuple(Result(text=f"ANSWER {k}") for k in several)
+        return [Result(samples=samples) for _ in requests]
+
+    generate_vlm_batch = generate_text_batch
+
+
+def row(penalty: float = 1.0, **sampling: Any) -> dict[str, Any]:
+    """A golden's row of a greedy call on a checkpoint with a penalty of its own."""
+    entries = {
+        "temperature": {"value": 0, "from": "caller"},
+        "repetition_penalty": {"value": penalty, "from": "checkpoint" if penalty != 1 else "default"},
+    }
+    entries |= {name: {"value": value, "from": "checkpoint"} for name, value in sampling.items()}
+    stop = {"max_new_tokens": {"value": 20, "from": "default"}}
+    return {
+        "prompt_ids": [1, 2, 3],
+        "model": {"class": "QwenForCausalLM", "path": "m"},
+        "sampling": entries,
+        "stop": stop,
+    }
+
+
+def seen(function: str = "answer", rows: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> Observed:
+    rows = tuple(rows) or (row(),)
+    case = Case("site", "case", function=f"old.py:{function}", arguments=arguments, rows=rows)
+    return Observed("site", (case,), rows, ("m",))
+
+
+def draft_of(source: str, observed: Observed | None = None, decisions: Decisions | None = None) -> Draft:
+    text = textwrap.dedent(source).lstrip()
+    return draft_module(text, observed or seen(), decisions or Decisions(yes=True), "the_engine")
+
+
+def run(draft: Draft, function: str, *args: Any) -> tuple[Any, Engine]:
+    """What a function of a draft returns, and the engine that it used."""
+    assert draft.is_moved, draft.todos
+    engine = Engine()
+    module = ModuleType("the_engine")
+    module.load = engine.load  # type: ignore[attr-defined]
+    before = sys.modules.get("the_engine")
+    sys.modules["the_engine"] = module
+    try:
+        names: dict[str, Any] = {"__name__": "draft"}
+        exec(compile(draft.code, "draft.py", "exec"), names)
+        return names[function](*args), engine
+    finally:
+        if before is None:
+            del sys.modules["the_engine"]
+        else:
+            sys.modules["the_engine"] = before
+
+
+STRAIGHT = """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+    def answer(path, question, budget=64):
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32, device_map="auto").eval()
+        messages = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        inputs = tokenizer(text, return_tensors="pt").to(model.device)
+        with torch.no_grad():
+            out = model.generate(**inputs, max_new_tokens=budget, do_sample=False)
+        return tokenizer.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip()
+"""
+CHAT = [{"role": "user", "content": "Why?"}]
+
+
+def test_draft_of_a_straight_function_asks_the_engine_once() -> None:
+    value, engine = run(draft_of(STRAIGHT), "answer", "m", "Why?")
+    assert value == "ANSWER"
+    assert engine.loads == [("m", {"dtype": "float32"})]
+    assert engine.calls == [([{"messages": CHAT}], {"max_new_tokens": 64})]
+
+
+def test_draft_of_a_straight_function_keeps_no_library() -> None:
+    assert "torch" not in draft_of(STRAIGHT).code and "transformers" not in draft_of(STRAIGHT).code
+
+
+def test_draft_writes_what_the_checkpoint_decided_with_its_source() -> None:
+    draft = draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]))
+    assert '"repetition_penalty": 1.05,  # the checkpoint\'s generation_config.json' in draft.code
+    assert not draft.todos
+
+
+def test_draft_without_an_answer_to_a_decision_marks_it() -> None:
+    draft = draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]), Decisions())
+    assert "# TODO parity: decide: The old code takes repetition_penalty=1.05" in draft.code
+    assert len(draft.todos) == 1
+
+
+def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None:
+    decisions = Decisions(read=lambda question: "drop")
+    _, engine = run(draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]), decisions), "answer", "m", "Why?")
+    assert engine.calls[0][1] == {"max_new_tokens": 64}
+
+
+def body(text: str, before: str = "", parameters: str = "question", rows: Any = (), **arguments: Any) -> Draft:
+    """The draft of a function on a model of the module."""
+    lines = [
+        "import torch",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        'tok = AutoTokenizer.from_pretrained("m")',
+        'model = AutoModelForCausalLM.from_pretrained("m")',
+        textwrap.dedent(before),
+        f"def answer({parameters}):",
+        textwrap.indent(textwrap.dedent(text).strip("\n"), "    "),
+    ]
+    return draft_of("\n".join(lines) + "\n", seen(rows=rows, **arguments))
+
+
+PROMPT = "inputs = tok(question, return_tensors='pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "options"),
+    [
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, max_new_tokens=5)\n"
+            "return tok.decode(out[0, inputs.input_ids.shape[-1]:], skip_special_tokens=True)",
+            "ANSWER", {"max_new_tokens": 5}, id="greedy by default",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, max_new_tokens=5)\n"
+            "return tok.decode(out[0][len(inputs.input_ids[0]):])",
+            "ANSWER<end>", {"max_new_tokens": 5}, id="special tokens kept",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, max_new_tokens=5)\n"
+            "return tok.decode(out[0], skip_special_tokens=True)",
+            "decoded [1, 2, 3, 5, 6] {'skip_special_tokens': True}", {"max_new_tokens": 5}, id="prompt and answer",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(inputs['input_ids'], max_new_tokens=5, stop_strings=['x'], tokenizer=tok)\n"
+            "return tok.decode(out[0, inputs['input_ids'].shape[1]:], skip_special_tokens=True)",
+            "decoded [5, 6] {'skip_special_tokens': True}",
+            {"max_new_tokens": 5, "stop": {"strings": ["x"], "include_stop": True}}, id="the stop stays in the text",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, max_new_tokens=5, do_sample=True, temperature=0.7, top_p=0.9)\n"
+            "return tok.batch_decode(out[:, inputs['input_ids'].shape[1]:], skip_special_tokens=True)[0]",
+            "ANSWER", {"max_new_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": 50}, id="the library's top_k",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, do_sample=False)\n"
+            "new = [o[len(i):] for i, o in zip(inputs.input_ids, out)]\n"
+            "return tok.batch_decode(new, skip_special_tokens=True)[0]",
+            "ANSWER", {"max_new_tokens": 20}, id="the library's budget",
+        ),
+        pytest.param(
+            PROMPT + "out = model.generate(**inputs, max_length=30)\nreturn len(out[0][inputs.input_ids.shape[1]:])",
+            2, {"max_new_tokens": 26}, id="max_length counts the prompt",
+        ),
+        pytest.param(
+            PROMPT + "torch.manual_seed(3)\n"
+            "out = model.generate(**inputs, max_new_tokens=5, do_sample=True, num_return_sequences=2)\n"
+            "return [tok.decode(o[inputs.input_ids.shape[1]:], skip_special_tokens=True) for o in out]",
+            ["ANSWER 0", "ANSWER 1"],
+            {"max_new_tokens": 5, "temperature": 1.0, "top_k": 50, "n": 2, "seed": 3}, id="samples and a seed",
+        ),
+    ],
+)  # fmt: skip
+def test_draft_of_a_raw_prompt_asks_what_the_old_code_asked(code: str, value: Any, options: Any) -> None:
+    result, engine = run(body(code, question="Why?"), "answer", "Why?")
+    assert result == value
+    assert engine.calls == [([{"prompt": "Why?"}], options)]
+
+
+RENDER = "text = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)\n"
+GENERATE = """
+inputs = tok(text, return_tensors='pt')
+out = model.generate(**inputs, max_new_tokens=5)
+answer = tok.decode(out[0][inputs['input_ids'].shape[1]:], skip_special_tokens=True)
+"""
+
+
+def test_draft_of_a_prompt_that_is_continued_as_text_keeps_it_text() -> None:
+    code = f"messages = [{{'role': 'user', 'content': question}}]\n{RENDER}text += 'So'\n{GENERATE}return answer"
+    _, engine = run(body(code), "answer", "Why?")
+    assert engine.calls[0][0] == [{"prompt": "<Why?>So"}]
+
+
+def test_draft_of_messages_that_change_before_generate_sends_those_that_were_rendered() -> None:
+    change = "messages.append({'role': 'assistant', 'content': 'x'})\n"
+    code = f"messages = [{{'role': 'user', 'content': question}}]\n{RENDER}{change}{GENERATE}return answer"
+    _, engine = run(body(code), "answer", "Why?")
+    assert engine.calls[0][0] == [{"messages": CHAT}]
+
+
+def test_draft_of_a_loop_over_turns_sends_all_of_them() -> None:
+    loop = textwrap.indent(
+        "messages.append({'role': 'user', 'content': q})\n" + RENDER + GENERATE.strip()
+        + "\nmessages.append({'role': 'assistant', 'content': answer})", "    "
+    )  # fmt: skip
+    value, engine = run(body(f"messages = []\nfor q in question:\n{loop}\nreturn messages"), "answer", ["a", "b"])
+    assert [m["content"] for m in value] == ["a", "ANSWER", "b", "ANSWER"]
+    assert [len(requests[0]["messages"]) for requests, _ in engine.calls] == [1, 3]
+
+
+def test_draft_of_batches_sends_each_chat() -> None:
+    code = """
+        chats = [[{"role": "user", "content": q}] for q in question]
+        texts = [tok.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
+        enc = tok(texts, padding=True, return_tensors="pt")
+        out = model.generate(**enc, max_new_tokens=5)
+        return tok.batch_decode(out[:, enc["input_ids"].shape[1]:], skip_special_tokens=True)
+    """
+    value, engine = run(body(code), "answer", ["a", "b"])
+    assert value == ["ANSWER", "ANSWER"]
+    assert [r["messages"][0]["content"] for r in engine.calls[0][0]] == ["a", "b"]
+
+
+def test_draft_of_keywords_that_are_known_at_run_time_takes_them_with_the_inherited_ones() -> None:
+    code = """
+        inputs = tok(question, return_tensors="pt")
+        words = {"max_new_tokens": 9}
+        if sampled:
+            words["do_sample"] = True
+            words["temperature"] = 0.3
+        out = model.generate(**inputs, **words)
+        return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    """
+    draft = body(code, parameters="question, sampled", rows=[row(penalty=1.05)], question="x", sampled=False)
+    for sampled, temperature in ((False, 0.0), (True, 0.3)):
+        _, engine = run(draft, "answer", "Why?", sampled)
+        options = engine.calls[0][1]
+        assert options["max_new_tokens"] == 9
+        assert (options["temperature"], options["top_k"], options["repetition_penalty"]) == (temperature, 50, 1.05)
+
+
+def test_draft_of_a_class_keeps_its_constructor() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        class Asker:
+            def __init__(self, path):
+                self.model = AutoModelForCausalLM.from_pretrained(path)
+                self.tokenizer = AutoTokenizer.from_pretrained(path)
+                self.asked = 0
+
+            def ask(self, question):
+                self.asked += 1
+                inputs = self.tokenizer(question, return_tensors="pt")
+                out = self.model.generate(**inputs, max_new_tokens=5)
+                return self.tokenizer.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        def answer(path, question):
+            return Asker(path).ask(question)
+    """
+    value, engine = run(draft_of(source), "answer", "m", "Why?")
+    assert (value, engine.loads) == ("ANSWER", [("m", {})])
+
+
+def test_draft_of_a_loader_with_a_cache_is_one_cached_load() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        LOADED = {}
+
+        def get(path):
+            if path not in LOADED:
+                tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+                LOADED[path] = AutoModelForCausalLM.from_pretrained(path, dtype="float16").eval(), tokenizer
+            return LOADED[path]
+
+        def answer(path, question):
+            model, tokenizer = get(path)
+            enc = tokenizer([question], return_tensors="pt")
+            out = model.generate(**enc, max_new_tokens=5)
+            return tokenizer.batch_decode(out[:, enc["input_ids"].shape[1]:], skip_special_tokens=True)[0]
+    """
+    value, engine = run(draft_of(source), "answer", "m", "Why?")
+    assert (value, engine.loads) == ("ANSWER", [("m", {"dtype": "float16"})])
+    assert "LOADED" not in draft_of(source).code
+
+
+def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def answer(model, tokenizer, question):
+            inputs = tokenizer(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5)
+            return tokenizer.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        if __name__ == "__main__":
+            model = AutoModelForCausalLM.from_pretrained("m", dtype="bfloat16")
+            tokenizer = AutoTokenizer.from_pretrained("m")
+            print(answer(model, tokenizer, "Why?"))
+    """
+    objects = {"model": {"$object": "x.QwenForCausalLM"}, "tokenizer": {"$object": "x.QwenTokenizerFast"}}
+    draft = draft_of(source, seen(**objects, question="Why?"))
+    assert draft.factories == {"engine": "make_engine"}
+    assert run(draft, "make_engine")[1].loads == [("m", {"dtype": "bfloat16"})]
+    assert "def answer(engine, question):" in draft.code
+
+
+def test_draft_of_vllm_keeps_its_backend_and_the_defaults_of_its_settings() -> None:
+    source = """
+        from vllm import LLM, SamplingParams
+        llm = LLM(model="m", dtype="float16", tensor_parallel_size=2)
+
+        def answer(questions):
+            outputs = llm.generate(questions, SamplingParams(top_p=0.9, stop=["x"]))
+            return [o.outputs[0].text for o in outputs]
+    """
+    value, engine = run(draft_of(source, seen(questions=["a"])), "answer", ["a", "b"])
+    assert value == ["ANSWER", "ANSWER"]
+    loaded = {"backend": "vllm", "dtype": "float16", "vllm_kwargs": {"tensor_parallel_size": 2}}
+    assert engine.loads == [("m", loaded)]
+    options = {"max_new_tokens": 16, "temperature": 1.0, "top_p": 0.9, "stop": {"strings": ["x"]}}
+    assert engine.calls == [([{"prompt": "a"}, {"prompt": "b"}], options)]
+
+
+def test_draft_of_vllm_chat_with_samples_gives_each() -> None:
+    source = """
+        from vllm import LLM, SamplingParams
+        llm = LLM("m")
+
+        def answer(question):
+            params = SamplingParams(n=2, temperature=0.5, max_tokens=9)
+            out = llm.chat([{"role": "user", "content": question}], params)
+            return [o.text for o in out[0].outputs]
+    """
+    value, engine = run(draft_of(source), "answer", "Why?")
+    assert value == ["ANSWER 0", "ANSWER 1"]
+    assert engine.calls[0][0] == [{"messages": CHAT}]
+
+
+# == What is left to a person ==
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("return model(**tok(question, return_tensors='pt')).logits", "a distribution is no text"),
+        ("return model.chat(tok, question, history=[])", "code of the checkpoint"),
+        (PROMPT + "return model.generate(**inputs, num_beams=4)", "num_beams=4"),
+        (PROMPT + "return model.generate(**inputs, logits_processor=[x])", "logits_processor"),
+        (PROMPT + "return model.generate(**inputs, stopping_criteria=[x])", "stopping_criteria"),
+        (PROMPT + "return model.generate(**inputs, output_hidden_states=True)", "hidden states"),
+        (PROMPT + "out = model.generate(**inputs)\nreturn out.mean()", "what generate returns"),
+        ("return tok(question, return_tensors='pt').input_ids.sum()", "is used here"),
+    ],
+)
+def test_draft_that_is_not_sure_leaves_the_old_code_and_says_why(code: str, says: str) -> None:
+    draft = body(code, question="Why?")
+    assert not draft.is_moved
+    assert says in " ".join(todo.text for todo in draft.todos)
+    assert "# TODO parity: " in draft.code and "from_pretrained" in draft.code
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("from transformers import T5ForConditionalGeneration\n"
+         "model = T5ForConditionalGeneration.from_pretrained('m')\n",
+         "an encoder-decoder model"),
+        ("from transformers import WhisperForConditionalGeneration as W\nimport transformers\n"
+         "model = transformers.WhisperForConditionalGeneration.from_pretrained('m')\n", "an audio model"),
+        ("from transformers import AutoModel\nmodel = AutoModel.from_pretrained('m', trust_remote_code=True)\n",
+         "runs code of the checkpoint"),
+    ],
+)  # fmt: skip
+def test_draft_of_a_model_that_no_engine_runs_is_refused(source: str, says: str) -> None:
+    draft = draft_of(source + "def answer(x):\n    return x\n")
+    assert not draft.is_moved and says in draft.todos[0].text
+
+
+def test_draft_of_right_padded_goldens_is_refused() -> None:
+    padded = {**row(), "batch": {"rows": 2, "side": "right", "pads": 3, "masked": True}}
+    draft = body(
+        PROMPT + "return tok.decode(model.generate(**inputs, max_new_tokens=5)[0])", rows=[padded], question="x"
+    )
+    assert not draft.is_moved and "padded on the right" in draft.todos[0].text
+
+
+def test_draft_of_a_row_of_a_batch_that_is_counted_with_its_padding_is_refused() -> None:
+    code = """
+        enc = tok(question, padding=True, return_tensors="pt")
+        out = model.generate(**enc, max_new_tokens=5)
+        return [len(row[enc["input_ids"].shape[1]:]) for row in out]
+    """
+    draft = body(code, question=["a", "b"])
+    assert not draft.is_moved and "padding behind it" in draft.todos[0].text
+
+
+def test_draft_of_a_seed_that_is_set_once_says_so() -> None:
+    code = PROMPT + (
+        "out = model.generate(**inputs, max_new_tokens=5, do_sample=True)\n"
+        "return tok.decode(out[0, inputs.input_ids.shape[1]:], skip_special_tokens=True)"
+    )
+    draft = body(code, before="torch.manual_seed(0)", question="x")
+    assert [todo.text.split(";")[0] for todo in draft.todos] == ["the seed is set once for all calls"]
