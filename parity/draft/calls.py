@@ -29,6 +29,8 @@ TOKENIZER_WORDS = {
 SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.manual_seed",
          "torch.cuda.manual_seed_all", "torch.random.manual_seed")  # fmt: skip
 MISSING = "its meaning here is not known"
+WHOLE = "[*{row}.prompt_token_ids, *{row}.token_ids]"
+NEW = "list({row}.token_ids)"
 
 
 def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression]:
@@ -293,13 +295,18 @@ class Calls(Expressions):
         raise Unsure(f"`{code_of(node.func)}` is called", "the model is out of reach on vLLM")
 
     def moved_model(self, base: Value, name: str, node: cst.Call) -> Value:
-        is_dtype = name in DTYPE_CALLS or any(
-            "torch." in code_of(arg.value)
-            for arg in node.args
-            if "dtype" in code_of(arg) or "float" in code_of(arg)
+        words = [code_of(arg) for arg in node.args]
+        wanted = DTYPE_CALLS.get(name) or next((w for w in words if "dtype" in w), "")
+        wanted = wanted or next((w for w in words if w.startswith("torch.")), "")
+        if not wanted or "device" in wanted:
+            return base
+        if self.seen.dtype() != self.seen.default_dtype():
+            what = f"`{code_of(node)}` changes the dtype"
+            raise Unsure(what, "it is not moved into load()", 'load(path, dtype="...")')
+        self.note(
+            f"`{code_of(node)}` changes the dtype, and the goldens show the checkpoint's own; say "
+            "dtype in load()"
         )
-        if is_dtype and self.seen.dtype() != self.seen.default_dtype():
-            raise Unsure(f"`.{name}` changes the dtype", "it is not moved into load()", "dtype=...")
         return base
 
     def called_value(self, node: cst.Call, scope: Scope) -> Value | None:
@@ -613,6 +620,8 @@ class Calls(Expressions):
         made = self.call_of(base.node, verb, requests.node, options.as_dict(), scope)
         made = self.all_samples(made, options, requests.is_single)
         keeps = {"keeps_stop": literal(True)} if options.keeps_stop else {}
+        if isinstance(self.last_options, cst.Name) and not options.stop:
+            keeps["options"] = self.last_options
         if options.samples is not None or not requests.is_single:
             keeps["many"] = literal(True)
         role = "outputs" if returns is True else "results"
@@ -773,6 +782,7 @@ class Calls(Expressions):
         if options.whole is not None:
             options.whole = parse('{**{o}, "seed": {s}}', o=options.whole, s=holder.seed)
         options.add("seed", holder.seed)
+        holder.is_seed_used = True
         if scope.loops > holder.seed_depth:
             self.note(
                 "the seed is set once for several calls of generate; the draft gives it to each, "
@@ -793,6 +803,7 @@ class Calls(Expressions):
             statement = cst.parse_statement(f"{name} = {code_of(options)}\n")
             scope.pending.append(statement)
             options = cst.Name(name)
+        self.last_options = options
         if isinstance(options, cst.Dict):
             options = cst.parse_expression(" ".join(strip_comments(code_of(options)).split()))
         return parse("{e}." + verb + "({r}, {o})", e=engine, r=requests, o=options)
@@ -840,35 +851,35 @@ class Calls(Expressions):
         skips = constant(said.get("skip_special_tokens"))
         cleans = said.get("clean_up_tokenization_spaces")
         assert row.node is not None
-        is_clean = cleans is None or constant(cleans) is False
-        if not is_clean or any(r.get("decode", {}).get("clean_up") for r in self.seen.rows):
-            return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
+        if skips is not True:
+            self.refuse_pads(row)
         if row.role == "result":
-            self.refuse_pads(row, skips)
-            ids = "[*{row}.prompt_token_ids, *{row}.token_ids]"
-            return self.whole_text(owner, row, call, ids, scope)
-        if skips is True:
-            if row.details.get("keeps_stop") is not None or not self.seen.has_special_ends():
-                return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
-            return plain(parse("{row}.text", row=row.node), "text")
-        if (
-            skips in (NotImplemented, False) and said.get("skip_special_tokens") is None
-        ) or skips is False:
-            self.refuse_pads(row, skips)
+            return self.decoded_ids(owner, row, call, WHOLE, scope)
+        if self.decodes_alike(row, skips, cleans):
+            details = {k: v for k, v in row.details.items() if k == "options"}
+            return Value(parse("{row}.text", row=row.node), kind="text", details=details)
+        is_bare = "skip_special_tokens" not in said or skips is False
+        if is_bare and cleans is None and not self.cleans_up():
             return plain(parse("{row}.raw_text", row=row.node), "text")
-        return self.decoded_ids(owner, row, call, "list({row}.token_ids)", scope)
+        return self.decoded_ids(owner, row, call, NEW, scope)
 
-    def refuse_pads(self, row: Value, skips: object) -> None:
+    def cleans_up(self) -> bool:
+        """Whether the tokenizer tidied spaces by itself."""
+        return any(row.get("decode", {}).get("clean_up") for row in self.seen.rows)
+
+    def decodes_alike(self, row: Value, skips: object, cleans: cst.BaseExpression | None) -> bool:
+        """Whether a result's text is the old one: without special tokens, ends and stops."""
+        if skips is not True or "keeps_stop" in row.details or not self.seen.has_special_ends():
+            return False
+        return not self.cleans_up() if cleans is None else constant(cleans) is False
+
+    def refuse_pads(self, row: Value) -> None:
         """Rows of a batch end in padding, which is text where special tokens are kept."""
-        if skips is not True and row.details.get("many") is not None:
+        if "many" in row.details:
             self.note(
                 "texts with their special tokens end in padding where a row is shorter than its "
                 "batch; the draft's end where the row ends"
             )
-
-    def whole_text(self, owner: Value, row: Value, call: cst.Call, ids: str, scope: Scope) -> Value:
-        """Prompt and answer in one text, as the old code cuts it afterwards."""
-        return self.decoded_ids(owner, row, call, ids, scope)
 
     def decoded_ids(
         self, owner: Value, row: Value, call: cst.Call, ids: str, scope: Scope
@@ -892,6 +903,31 @@ class Calls(Expressions):
         ]
         args = [cst.Arg(parse(ids, row=row.node)), *words]
         return plain(cst.Call(cst.Attribute(part, cst.Name("decode")), args), "text")
+
+    def cut_by_hand(self, node: cst.Subscript, scope: Scope) -> Value | None:
+        """With --stops, `decode(...).split("x")[0]` as the stop "x": the rules are the same for one
+        stop."""
+        call = node.value
+        is_first = code_of(node).replace(" ", "").endswith("[0]")
+        if not self.stops or not is_first or not isinstance(call, cst.Call) or not call.args:
+            return None
+        func = call.func
+        stop = constant(call.args[0].value)
+        is_split = isinstance(func, cst.Attribute) and func.attr.value == "split"
+        if not is_split or not isinstance(stop, str) or not stop:
+            return None
+        assert isinstance(func, cst.Attribute)
+        if not isinstance(func.value, (cst.Call, cst.Subscript)):
+            return None
+        text = self.translate(func.value, scope)
+        options = text.details.get("options")
+        if not isinstance(options, cst.Name):
+            return None
+        self.moved_stops[(scope.function, options.value)] = call.args[0].value
+        return replace(text, details={})
+
+    last_options: cst.BaseExpression | None = None
+    moved_stops: dict[tuple[str, str], cst.BaseExpression]
 
     # == vLLM ==
 

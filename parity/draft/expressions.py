@@ -31,6 +31,7 @@ class Scope:
     loops: int = 0
     seed: cst.BaseExpression | None = None
     seed_depth: int = 0
+    is_seed_used: bool = False
     is_inline: bool = False
     returned: Value | None = None
     class_name: str = ""
@@ -55,8 +56,6 @@ class Scope:
             is_inline=True,
             class_name=self.class_name,
             loops=self.loops + 1,
-            seed=self.seed,
-            seed_depth=self.seed_depth,
         )
 
 
@@ -226,7 +225,7 @@ class Expressions:
     # == Subscripts ==
 
     def subscript(self, node: cst.Subscript, scope: Scope) -> Value:
-        first = self.first_of_all(node, scope)
+        first = self.cut_by_hand(node, scope) or self.first_of_all(node, scope)
         if first is not None:
             return first
         base = self.translate(node.value, scope)
@@ -267,6 +266,9 @@ class Expressions:
             return None
         row = self.row_at(rows, index.value)
         return self.decoded(owner, row, inner, scope)
+
+    def cut_by_hand(self, node: cst.Subscript, scope: Scope) -> Value | None:
+        raise NotImplementedError
 
     def decoded(self, owner: Value, row: Value, call: cst.Call, scope: Scope) -> Value:
         raise NotImplementedError

@@ -116,6 +116,8 @@ def model_keywords(
     add_dtype(dtype, keywords, comments, seen)
     refuse_8bit(said)
     for name, node in said.items():
+        if name in ("device", "device_map") and constant(node) == "cpu":
+            keywords["device"] = node
         if name in DROPPED or constant(node) is None:
             continue
         if name not in PASSED:

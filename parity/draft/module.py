@@ -93,6 +93,7 @@ class ModuleDraft(Statements):
         self.class_nodes: dict[str, cst.ClassDef] = {}
         self.scope = Scope()
         self.used = NamesIn.of(module)
+        self.used_outside = names_of_module(module)
         self.todo_at: dict[int, str] = {}
         self.todos: list[Todo] = []
         self.notes: list[str] = []
@@ -102,6 +103,7 @@ class ModuleDraft(Statements):
         self.factories: dict[str, str] = {}
         self.taken: dict[str, set[str]] = {}
         self.waiting: dict[str, str] = {}
+        self.moved_stops = {}
         self.collect()
 
     def collect(self) -> None:
@@ -286,12 +288,37 @@ class ModuleDraft(Statements):
         assert isinstance(body, (cst.IndentedBlock, cst.SimpleStatementSuite))
         new = self.block(body, scope)
         statements = list(new.body) if new is not None else [cst.SimpleStatementLine([cst.Pass()])]
+        statements = self.without_seeds(statements, scope)
+        statements = self.with_stops(statements, scope)
         idle = parts.reads_of([known.node]) - parts.reads_of(statements)
         kept = parts.without_unused(statements, self.generated_names | idle)
         decorators = [d for d in node.decorators if not is_no_grad(d.decorator)]
         old_body = body if isinstance(body, cst.IndentedBlock) else cst.IndentedBlock([])
         known.new = node.with_changes(body=old_body.with_changes(body=kept), decorators=decorators)
         known.returned = scope.returned
+
+    def with_stops(
+        self, statements: list[cst.BaseStatement], scope: Scope
+    ) -> list[cst.BaseStatement]:
+        """Options with the stops that were cut by hand."""
+        for (function, options), stop in self.moved_stops.items():
+            if function == scope.function:
+                old = code_of(self.functions[function].node)
+                if old.count("decode(") > 1:
+                    raise Unsure("a cut by hand", "its text is decoded in two places", "no --stops")
+                statements = parts.with_stop(statements, options, stop)
+        return statements
+
+    def without_seeds(
+        self, statements: list[cst.BaseStatement], scope: Scope
+    ) -> list[cst.BaseStatement]:
+        """Without torch's seeds where the engine is given them; a note where nobody is."""
+        if scope.is_seed_used:
+            return parts.without_seeds(statements)
+        if scope.seed is not None and self.seen.is_sampled and statements:
+            self.note("the seed that is set here reaches no call of generate in this function")
+            return self.marked(statements)
+        return statements
 
     def bind_parameters(self, known: Function, scope: Scope) -> cst.FunctionDef:
         """Bind what parameters hold; model and tokenizer become one engine."""
@@ -352,7 +379,7 @@ class ModuleDraft(Statements):
         if returned is None or returned.role == "plain" or name.endswith(".__init__"):
             kind = returned.kind if returned is not None and not name.endswith(".__init__") else ""
             return Value(call, kind=kind)
-        return replace(returned, node=call)
+        return replace(returned, node=call, name="")
 
     def refuse_plugin(self, class_name: str) -> None:
         """Criteria and processors of the module are code that runs inside generate."""
@@ -531,9 +558,11 @@ class ModuleDraft(Statements):
     def variable(self, wanted: str, scope: Scope) -> str:
         """A name that neither the function nor the module uses."""
         taken = self.taken.setdefault(scope.function, set())
+        known = self.functions.get(scope.function)
+        used = self.used if known is None else self.used_outside | NamesIn.of(known.node)
         name = wanted
         number = 2
-        while name in self.used or name in taken:
+        while name in used or name in taken:
             name = f"{wanted}_{number}"
             number += 1
         taken.add(name)
@@ -651,6 +680,17 @@ class ModuleDraft(Statements):
             if "generation_options" in names
             else "",
         )
+
+
+def names_of_module(module: cst.Module) -> set[str]:
+    """Names that functions of a module see: its own, not those of other functions."""
+    found = set()
+    for statement in module.body:
+        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            found.add(statement.name.value)
+        else:
+            found |= NamesIn.of(statement)
+    return found
 
 
 class TodoMarks(cst.CSTTransformer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,13 @@ NEUTRAL = {
     "no_repeat_ngram_size": (0, None),
     "min_new_tokens": (0, None),
 }
+
+
+PROBE = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
 
 
 class DraftError(ValueError):
@@ -147,27 +154,24 @@ class Observed:
     # == Prompts ==
 
     def thinking(self) -> bool | None:
-        """The switch that makes the recorded prompts where the code does not say one; None where
-        the template reads none."""
-        template = template_of(self.checkpoint)
-        if "enable_thinking" not in template:
+        """The switch that renders what a template renders where nobody says one; None where it
+        reads none. Raises DraftError for one that renders a third thing."""
+        if "enable_thinking" not in template_of(self.checkpoint):
             return None
-        silent = [row for row in self.rows if is_silent_on_thinking(row)]
-        return next((switch for switch in (True, False) if self.renders(silent, switch)), True)
+        silent = self.rendered()
+        for switch in (True, False):
+            if self.rendered(enable_thinking=switch) == silent:
+                return switch
+        raise DraftError(
+            f"{self.site}: the chat template renders another prompt where enable_thinking is not "
+            "said than with True and with False. Say it in the old code, and record again"
+        )
 
-    def renders(self, rows: Sequence[Mapping[str, Any]], switch: bool) -> bool:
+    def rendered(self, **said: bool) -> str:
+        """A probe chat by the checkpoint's template."""
         owner = self.checkpoint.template_owner
-        for row in rows:
-            said = dict(row["template"].get("arguments", {}))
-            plain = said.keys() <= {"add_generation_prompt"}
-            if not plain or "prompt_text" not in row or row.get("images"):
-                continue
-            text = owner.apply_chat_template(
-                plain_value(row["messages"]), tokenize=False, **said, enable_thinking=switch
-            )
-            if text != plain_value(row["prompt_text"]):
-                return False
-        return True
+        text = owner.apply_chat_template(PROBE, tokenize=False, add_generation_prompt=True, **said)
+        return str(text)
 
     def has_double_bos(self) -> bool:
         bos = getattr(getattr(self.checkpoint, "tokenizer", None), "bos_token_id", None)
@@ -211,20 +215,6 @@ def kind_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return "text" if "$lines" in value else ""
     return "list" if isinstance(value, list) else ""
-
-
-def plain_value(value: Any) -> Any:
-    """A golden's value with its texts of several lines joined."""
-    if isinstance(value, Mapping):
-        if value.keys() == {"$lines"}:
-            return "\n".join(value["$lines"])
-        return {key: plain_value(entry) for key, entry in value.items()}
-    return [plain_value(entry) for entry in value] if isinstance(value, list) else value
-
-
-def is_silent_on_thinking(row: Mapping[str, Any]) -> bool:
-    template = row.get("template") or {}
-    return bool(template) and "enable_thinking" not in template.get("arguments", {})
 
 
 def template_of(checkpoint: Any) -> str:

@@ -12,7 +12,7 @@ import libcst.matchers as m
 from parity.draft.expressions import NamesIn, Scope
 from parity.draft.loads import Load
 from parity.draft.observed import Observed
-from parity.draft.roles import Unsure, Value, code_of, dotted
+from parity.draft.roles import Unsure, Value, assignment, code_of, dotted
 
 if TYPE_CHECKING:
     from parity.draft.statements import Statements
@@ -86,6 +86,8 @@ class Loader:
             return self.expression(one, scope)
         if isinstance(one, cst.Return):
             return one.value is not None and self.returns(one.value, scope)
+        if isinstance(one, cst.AnnAssign) and one.value is not None:
+            one = assignment(one.target, one.value)
         if isinstance(one, cst.Assign):
             return self.assign(one, statement, scope)
         return False
@@ -182,7 +184,7 @@ def with_parameters(
         if name in renamed:
             parameter = parameter.with_changes(name=cst.Name(renamed[name]), annotation=None)
         kept.append(parameter)
-    if kept:
+    if kept and gone:
         kept[-1] = kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
     return node.with_changes(params=node.params.with_changes(params=kept))
 
@@ -232,6 +234,59 @@ class Uses(cst.CSTVisitor):
 
     def visit_Name(self, node: cst.Name) -> None:
         self.found.add(node.value)
+
+
+class StopAdder(cst.CSTTransformer):
+    """Adds a stop to the options of one name."""
+
+    def __init__(self, name: str, stop: cst.BaseExpression) -> None:
+        super().__init__()
+        self.name = name
+        self.stop = stop
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> Any:
+        is_it = code_of(updated_node.targets[0].target) == self.name
+        if not is_it or not isinstance(updated_node.value, cst.Dict):
+            return updated_node
+        text = code_of(updated_node.value).rstrip()[:-1].rstrip().rstrip(",")
+        comma = "" if text.endswith("{") else ", "
+        if "\n" in text:
+            text = code_of(updated_node.value).rstrip()[:-1].rstrip()
+            comma = "\n    "
+        new = f'{text}{comma}"stop": [{code_of(self.stop)}]' + ("\n}" if "\n" in text else "}")
+        return updated_node.with_changes(value=cst.parse_expression(new))
+
+
+def with_stop(body: Sequence[Any], name: str, stop: cst.BaseExpression) -> list[Any]:
+    changed = module_of(body).visit(StopAdder(name, stop))
+    assert isinstance(changed, cst.Module)
+    return list(changed.body)
+
+
+class SeedDropper(cst.CSTTransformer):
+    def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
+        call = updated_node.value
+        name = dotted(call.func) if isinstance(call, cst.Call) else ""
+        if name.startswith("torch.") and "manual_seed" in name:
+            return cst.RemoveFromParent()
+        return updated_node
+
+
+class EmptyIfDropper(cst.CSTTransformer):
+    """Removes `if` whose body is gone."""
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
+        if updated_node.orelse is None and not updated_node.body.body:
+            return cst.RemoveFromParent()
+        return updated_node
+
+
+def without_seeds(body: Sequence[Any]) -> list[Any]:
+    changed = module_of(body).visit(SeedDropper())
+    assert isinstance(changed, cst.Module)
+    emptied = changed.visit(EmptyIfDropper())
+    assert isinstance(emptied, cst.Module)
+    return list(emptied.body)
 
 
 def reads_of(body: Sequence[Any]) -> set[str]:

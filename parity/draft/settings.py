@@ -80,6 +80,7 @@ def mapping(
     if not comments and len(one_line) <= 72:
         return cst.parse_expression(one_line)
     lines = []
+    parts = [part.replace("\n", "\n    ") for part in parts]
     for part, name in zip(parts, fields):
         comment = f"  # {comments[name]}" if name in comments else ""
         lines.append(f"    {part},{comment}")
@@ -233,7 +234,8 @@ class GenerateOptions:
     def add_ends(self) -> None:
         strings = self.take("stop_strings")
         if strings is not None:
-            self.options.stop["strings"] = parse("{strings} or []", strings=strings)
+            text = code_of(strings).removesuffix(" or None")
+            self.options.stop["strings"] = cst.parse_expression(f"{text} or []")
             if isinstance(strings, (cst.List, cst.SimpleString)):
                 self.options.stop["strings"] = strings
             self.options.stop["include_stop"] = literal(True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import libcst as cst
@@ -77,6 +77,7 @@ class Statements(Calls):
         return done
 
     ahead: Sequence[cst.BaseStatement] = ()
+    reused: Mapping[str, Value] = {}
 
     def block(self, body: cst.BaseSuite, scope: Scope) -> cst.BaseSuite | None:
         """A block; None where nothing of it is left."""
@@ -97,9 +98,7 @@ class Statements(Calls):
             return self.for_statement(statement, scope)
         if isinstance(statement, cst.While):
             test = self.plain_node(statement.test, scope)
-            scope.loops += 1
-            body = self.block(statement.body, scope)
-            scope.loops -= 1
+            body = self.loop_body(statement.body, scope)
             return [statement.with_changes(test=test, body=body or PASS)]
         if isinstance(statement, cst.With):
             return self.with_statement(statement, scope)
@@ -209,8 +208,8 @@ class Statements(Calls):
         if call.args:
             scope.seed = self.plain_node(call.args[0].value, scope)
             scope.seed_depth = scope.loops
-        is_here = dotted(call.func).startswith("torch.") and scope.function
-        return [] if is_here else [one]
+            scope.is_seed_used = False
+        return [one]
 
     def returned(self, one: cst.Return, scope: Scope) -> list[cst.BaseSmallStatement]:
         if one.value is None:
@@ -223,8 +222,11 @@ class Statements(Calls):
             raise Demote(value.name)
         before = scope.returned
         if before is not None and before.role != value.role:
+            requests = [v for v in (before, value) if v.role in ("request", "request_list")]
+            if requests and requests[0].name:
+                raise Demote(requests[0].name)
             raise Unsure(f"`{code_of(one)}`", "it returns another thing than an earlier return")
-        scope.returned = replace(value, node=None, name="")
+        scope.returned = replace(value, node=None)
         return [one.with_changes(value=value.node)]
 
     def is_site(self, function: str) -> bool:
@@ -349,7 +351,16 @@ class Statements(Calls):
         if value.node is None or is_short(value.node):
             self.bind_name(target, value, scope)
             return []
-        new = cst.Name(self.variable(HELD.get(value.role, target.value), scope))
+        return [self.held_row(target, value, scope)]
+
+    def held_row(self, target: cst.Name, value: Value, scope: Scope) -> cst.Assign:
+        """Requests or results in a variable that is named after them."""
+        name = target.value
+        twin = self.reused.get(name)
+        if twin is not None and twin.role == value.role and isinstance(twin.node, cst.Name):
+            new = twin.node  # the other branch gives it the same name
+        else:
+            new = cst.Name(self.variable(HELD.get(value.role, target.value), scope))
         self.generated_names.add(new.value)
         if value.role == "request" and "messages" in value.details:
             self.waiting[new.value] = code_of(value.details["messages"])
@@ -358,7 +369,7 @@ class Statements(Calls):
             details = {**details, "pixels": new}
         self.bind_name(target, replace(value, node=new, details=details), scope)
         assert value.node is not None
-        return [assignment(new, value.node)]
+        return assignment(new, value.node)
 
     def held_plain(
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
@@ -453,7 +464,10 @@ class Statements(Calls):
         orelse: cst.Else | cst.If | None = None
         if statement.orelse is not None:
             scope.env = dict(before)
+            outside = self.reused
+            self.reused = {k: v for k, v in after_body.items() if before.get(k) is not v}
             orelse = self.orelse(statement.orelse, scope)
+            self.reused = outside
         scope.env = self.merged_env(
             before, after_body, dict(scope.env) if statement.orelse else before
         )
@@ -513,15 +527,30 @@ class Statements(Calls):
             )
         if isinstance(target, cst.Name) and scope.find(target.value) is None:
             scope.env[target.value] = Value(target)
-        scope.loops += 1
-        body = self.block(statement.body, scope)
-        scope.loops -= 1
+        body = self.loop_body(statement.body, scope)
         orelse = statement.orelse
         if orelse is not None:
             new = self.block(orelse.body, scope)
             orelse = orelse.with_changes(body=new) if new is not None else None
         changed = statement.with_changes(target=target, iter=over, body=body or PASS, orelse=orelse)
         return [changed]
+
+    def loop_body(self, body: cst.BaseSuite, scope: Scope) -> cst.BaseSuite | None:
+        """The body of a loop. Raises Unsure where a variable holds another thing in its next
+        round than in its first."""
+        before = dict(scope.env)
+        scope.loops += 1
+        new = self.block(body, scope)
+        scope.loops -= 1
+        for name, value in before.items():
+            after = scope.env.get(name, value)
+            if after.role == "request_list" and value.role == "plain":
+                continue
+            nodes = [code_of(v.node) if v.node is not None else "" for v in (value, after)]
+            is_other = after.role != "plain" and nodes[0] != nodes[1]
+            if after.role != value.role or is_other:
+                raise Unsure(f"`{name}` changes in a loop", "its first round reads another thing")
+        return new
 
     def with_statement(self, statement: cst.With, scope: Scope) -> list[cst.BaseStatement]:
         items = [item for item in statement.items if not is_no_grad(item.item)]
@@ -583,9 +612,7 @@ def is_short(node: cst.BaseExpression) -> bool:
         return len(node.elements) == 1 and isinstance(node.elements[0].value, cst.Name)
     if isinstance(node, cst.Subscript):
         index = node.slice[0].slice
-        is_simple = isinstance(index, cst.Index) and isinstance(
-            index.value, (cst.Name, cst.Integer)
-        )
+        is_simple = isinstance(index, cst.Index) and isinstance(index.value, cst.Integer)
         return is_simple and is_short(node.value)
     return False
 

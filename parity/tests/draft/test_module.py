@@ -456,3 +456,120 @@ def test_draft_of_a_seed_that_is_set_once_says_so() -> None:
     )
     draft = body(code, before="torch.manual_seed(0)", question="x")
     assert [todo.text.split(";")[0] for todo in draft.todos] == ["the seed is set once for all calls"]
+
+
+# == Faults that were found ==
+
+
+def test_draft_of_prompt_and_answer_that_are_cleaned_up_keeps_the_prompt() -> None:
+    code = PROMPT + (
+        "out = model.generate(**inputs, max_new_tokens=5)\n"
+        "return tok.decode(out[0], skip_special_tokens=True, clean_up_tokenization_spaces=tidy)"
+    )
+    value, _ = run(body(code, parameters="question, tidy", question="x"), "answer", "Why?", True)
+    assert value.startswith("decoded [1, 2, 3, 5, 6] ")
+
+
+def test_draft_of_a_row_that_lives_into_the_next_round_is_refused() -> None:
+    code = """
+        kept = None
+        texts = []
+        for q in question:
+            inputs = tok(q, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5)
+            if kept is not None:
+                texts.append(tok.decode(kept))
+            kept = out[0]
+        return texts
+    """
+    draft = body(code, question=["a", "b"])
+    assert not draft.is_moved and "changes in a loop" in draft.todos[0].text
+
+
+def test_draft_of_a_result_that_is_made_anew_in_a_loop_is_refused() -> None:
+    code = (
+        PROMPT
+        + """
+out = model.generate(**inputs, max_new_tokens=5)
+for _ in range(2):
+    text = tok.decode(out[0], skip_special_tokens=True)
+    inputs = tok(text, return_tensors='pt')
+    out = model.generate(**inputs, max_new_tokens=5)
+return text
+"""
+    )
+    assert not body(code, question="x").is_moved
+
+
+def test_draft_of_two_branches_that_generate_reads_the_one_that_ran() -> None:
+    code = (
+        PROMPT
+        + """
+if sampled:
+    out = model.generate(**inputs, max_new_tokens=5, do_sample=True, temperature=0.5)
+else:
+    out = model.generate(**inputs, max_new_tokens=9)
+return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+"""
+    )
+    draft = body(code, parameters="question, sampled", question="x")
+    for sampled, budget in ((True, 5), (False, 9)):
+        value, engine = run(draft, "answer", "Why?", sampled)
+        assert (value, engine.calls[0][1]["max_new_tokens"]) == ("ANSWER", budget)
+
+
+def test_draft_of_a_seed_that_a_caller_sets_says_that_it_is_lost() -> None:
+    source = """
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        tok = AutoTokenizer.from_pretrained("m")
+        model = AutoModelForCausalLM.from_pretrained("m")
+
+        def sample(question):
+            inputs = tok(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5, do_sample=True)
+            return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        def answer(question):
+            torch.manual_seed(3)
+            return sample(question)
+    """
+    sampled = {**row(), "sampling": {"temperature": {"value": 1.0, "from": "default"}}}
+    draft = draft_of(source, seen(rows=[sampled], question="x"))
+    assert "torch.manual_seed(3)" in draft.code
+    assert [todo.text for todo in draft.todos] == [
+        "the seed that is set here reaches no call of generate in this function"
+    ]
+
+
+def test_draft_of_half_precision_that_no_golden_shows_says_so() -> None:
+    code = PROMPT + "out = model.generate(**inputs, max_new_tokens=5)\nreturn tok.decode(out[0])"
+    draft = body(code, before="if torch.cuda.is_available():\n    model.half()", question="x")
+    assert "changes the dtype" in draft.todos[0].text
+
+
+CUT = (
+    PROMPT
+    + """
+out = model.generate(**inputs, max_new_tokens=5)
+return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True).split("###")[0]
+"""
+)
+
+
+def test_draft_keeps_a_cut_by_hand() -> None:
+    _, engine = run(body(CUT, question="x"), "answer", "Why?")
+    assert "stop" not in engine.calls[0][1] and 'split("###")' in body(CUT, question="x").code
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.05])
+def test_draft_with_stops_moves_a_cut_by_the_same_rule(penalty: float) -> None:
+    observed = seen(rows=[row(penalty=penalty)], question="x")
+    text = "\n".join(["from transformers import AutoModelForCausalLM as M, AutoTokenizer as T",
+                      "tok = T.from_pretrained('m')", "model = M.from_pretrained('m')",
+                      "def answer(question):", textwrap.indent(CUT, "    ")])  # fmt: skip
+    text = text.replace("M.from_", "AutoModelForCausalLM.from_").replace("T.from_", "AutoTokenizer.from_")
+    draft = draft_module(text, observed, Decisions(yes=True), "the_engine", is_cut_moved=True)
+    value, engine = run(draft, "answer", "Why?")
+    assert (value, engine.calls[0][1]["stop"]) == ("ANSWER", ["###"])
+    assert "split" not in draft.code
