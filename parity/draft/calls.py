@@ -28,6 +28,7 @@ TOKENIZER_WORDS = {
 }  # fmt: skip
 SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.manual_seed",
          "torch.cuda.manual_seed_all", "torch.random.manual_seed")  # fmt: skip
+SAME_UNLISTED = ("min_p", "no_repeat_ngram_size", "min_new_tokens", "max_length")
 MISSING = "its meaning here is not known"
 WHOLE = "[*{row}.prompt_token_ids, *{row}.token_ids]"
 NEW = "list({row}.token_ids)"
@@ -633,7 +634,12 @@ class Calls(Expressions):
         said = self.plain_generate(said, scope)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
-            return GenerateOptions(said, self.seen, self.ask).build(requests.count)
+            builder = GenerateOptions(said, self.seen, self.ask)
+            options = builder.build(requests.count)
+            for text in builder.notes:
+                self.note(text)
+            return options
+        self.refuse_unlisted(stars)
         words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
         words += [f"**{code_of(said[name])}" for name in stars]
         call = cst.parse_expression(f"generation_options({', '.join(words)})")
@@ -645,6 +651,16 @@ class Calls(Expressions):
             )
             self.ask.choose(Decision("inherited", question, ("keep",)))
         return Options(whole=call, keeps_stop=True, fields={"temperature": literal(0.0)})
+
+    def refuse_unlisted(self, stars: list[str]) -> None:
+        """Raise Unsure where keywords of run time would need more than `generation_options` has."""
+        what = f"`{', '.join(stars)}` holds keywords that are known at run time only"
+        others = [name for name in SAME_UNLISTED if self.seen.inherited(name) is not None]
+        others = [name for name in others if self.seen.settings.get(name)]
+        if others:
+            raise Unsure(what, f"the checkpoint sets {', '.join(others)}, too", "write them out")
+        if self.seen.checkpoint and any(ids != self.seen.eos_ids for ids in self.seen.end_ids):
+            raise Unsure(what, "the rows end at other ids than the engine's", "write them out")
 
     def reads_scores(self, scope: Scope) -> bool:
         raise NotImplementedError

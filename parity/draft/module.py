@@ -157,6 +157,9 @@ class ModuleDraft(Statements):
             body = self.translated()
         except Unsure as error:
             return self.left_as_it_is(error)
+        if self.seen.problem:
+            problem = f"what the checkpoint decides is not known: {self.seen.problem}"
+            self.todos.append(Todo(problem))
         body = self.cleaned(body)
         module = self.module.with_changes(body=body)
         return Draft(module.code, tuple(self.todos), self.factories, is_moved=True)

@@ -106,6 +106,7 @@ class GenerateOptions:
         self.ask = ask
         self.options = Options()
         self.inherited: list[str] = []
+        self.notes: list[str] = []
 
     def build(self, prompt_count: cst.BaseExpression | None) -> Options:
         """prompt_count: an expression for the number of the prompt's tokens.   Raises Unsure."""
@@ -228,6 +229,9 @@ class GenerateOptions:
         )
         if self.ask.choose(Decision("num_beams", question, ("drop", "todo"))) == "todo":
             refuse("num_beams", beams)
+        self.notes.append(
+            f"num_beams={code_of(beams)} was 1 in all goldens; the draft ignores another number"
+        )
 
     # == Ends ==
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -573,3 +573,19 @@ def test_draft_with_stops_moves_a_cut_by_the_same_rule(penalty: float) -> None:
     value, engine = run(draft, "answer", "Why?")
     assert (value, engine.calls[0][1]["stop"]) == ("ANSWER", ["###"])
     assert "split" not in draft.code
+
+
+def test_draft_of_beams_that_an_argument_may_ask_for_says_that_they_are_ignored() -> None:
+    code = PROMPT + (
+        "out = model.generate(**inputs, max_new_tokens=5, num_beams=beams)\n"
+        "return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)"
+    )
+    one = {**row(), "sampling": {**row()["sampling"], "num_beams": {"value": 1, "from": "caller"}}}
+    draft = body(code, parameters="question, beams=1", rows=[one], question="x")
+    assert ["num_beams=beams" in todo.text for todo in draft.todos] == [True]
+
+
+def test_draft_without_the_checkpoint_says_what_is_not_known() -> None:
+    observed = replace(seen(question="x"), problem="it has no config.json")
+    draft = draft_of(STRAIGHT, observed)
+    assert draft.is_moved and "it has no config.json" in draft.todos[0].text
