@@ -290,7 +290,8 @@ class ModuleDraft(Statements):
         body = known.node.body
         assert isinstance(body, (cst.IndentedBlock, cst.SimpleStatementSuite))
         new = self.block(body, scope)
-        statements = list(new.body) if new is not None else [cst.SimpleStatementLine([cst.Pass()])]
+        inside = new.body if new is not None else [cst.SimpleStatementLine([cst.Pass()])]
+        statements = [one for one in inside if isinstance(one, cst.BaseStatement)]
         statements = self.without_seeds(statements, scope)
         statements = self.with_stops(statements, scope)
         idle = parts.reads_of([known.node]) - parts.reads_of(statements)

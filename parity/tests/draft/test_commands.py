@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.draft import proving, skill
+from parity.draft import proving, running, skill
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.observed import DraftError, observe
 from parity.goldens.store import Store
@@ -65,3 +65,37 @@ def test_skill_is_one_page_with_the_head_that_agents_read() -> None:
     for command in ("scan", "record", "draft", "check", "explain", "accept"):
         assert f"`parity {command}" in page
     assert "## Never" in page and skill.agents_section().startswith("## Move a call site")
+
+
+def test_found_sites_are_the_functions_of_a_script_that_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old.py").write_text(
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        'tok = AutoTokenizer.from_pretrained("m")\n'
+        'model = AutoModelForCausalLM.from_pretrained("m")\n'
+        "def answer(question):\n"
+        '    inputs = tok(question, return_tensors="pt")\n'
+        "    return tok.decode(model.generate(**inputs, max_new_tokens=5)[0])\n"
+        "print(answer('Why?'))\n"
+    )
+    [site] = running.found_sites(["python", "old.py"])
+    assert (site.name, site.function) == ("old_answer", "old.py:answer")
+
+
+def test_found_sites_of_a_script_without_a_function_that_generates_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old.py").write_text("print('hello')\n")
+    with pytest.raises(DraftError, match="generates in no function"):
+        running.found_sites(["python", "old.py"])
+
+
+def test_draft_never_writes_over_a_file(tmp_path: Path) -> None:
+    there = tmp_path / "new.py"
+    there.write_text("mine")
+    with pytest.raises(DraftError, match="is there already"), running.refusing_existing(there):
+        there.open("x")
+    assert there.read_text() == "mine"

@@ -352,7 +352,10 @@ def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory()
             tokenizer = AutoTokenizer.from_pretrained("m")
             print(answer(model, tokenizer, "Why?"))
     """
-    objects = {"model": {"$object": "x.QwenForCausalLM"}, "tokenizer": {"$object": "x.QwenTokenizerFast"}}
+    objects: dict[str, Any] = {
+        "model": {"$object": "x.QwenForCausalLM"},
+        "tokenizer": {"$object": "x.QwenTokenizerFast"},
+    }
     draft = draft_of(source, seen(**objects, question="Why?"))
     assert draft.factories == {"engine": "make_engine"}
     assert run(draft, "make_engine")[1].loads == [("m", {"dtype": "bfloat16"})]
