@@ -689,6 +689,12 @@ class Calls(Expressions):
         return plain(made, "list")
 
     def refuse_batches(self) -> None:
+        if self.seen.has_masked_bos():
+            raise Unsure(
+                "generate masks a token of the prompt",
+                "it is given no mask, and the BOS is the pad id",
+                'give "prompt_token_ids" without it, or pass the mask and record again',
+            )
         if self.seen.is_padded_right():
             raise Unsure(
                 "the goldens' batches are padded on the right",

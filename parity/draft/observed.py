@@ -191,6 +191,11 @@ class Observed:
         batches = [row.get("batch", {}) for row in self.rows]
         return any(batch.get("side") == "right" and batch.get("pads") for batch in batches)
 
+    def has_masked_bos(self) -> bool:
+        """Whether a prompt that is alone in its batch has a token that counts as padding."""
+        batches = [row.get("batch", {}) for row in self.rows]
+        return any(batch.get("rows") == 1 and batch.get("pads") for batch in batches)
+
     def is_unmasked(self) -> bool:
         batches = [row.get("batch", {}) for row in self.rows]
         return any(batch.get("pads") and not batch.get("masked", True) for batch in batches)

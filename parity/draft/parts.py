@@ -568,11 +568,11 @@ def generation_options(
     """Options of the engine for keywords of transformers' generate.
 
     Defaults are what the old code took without saying so; another keyword is an error."""
-    return {{
+    options = {{
         "max_new_tokens": max_new_tokens,
-        "temperature": temperature if do_sample else 0.0,
-        "top_p": top_p,
-        "top_k": top_k or None,
         "repetition_penalty": repetition_penalty,
 {stop}    }}
+    if do_sample:
+        options |= {{"temperature": temperature, "top_p": top_p, "top_k": top_k or None}}
+    return options
 '''

@@ -286,11 +286,11 @@ def test_draft_of_keywords_that_are_known_at_run_time_takes_them_with_the_inheri
         return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
     """
     draft = body(code, parameters="question, sampled", rows=[row(penalty=1.05)], question="x", sampled=False)
-    for sampled, temperature in ((False, 0.0), (True, 0.3)):
-        _, engine = run(draft, "answer", "Why?", sampled)
-        options = engine.calls[0][1]
-        assert options["max_new_tokens"] == 9
-        assert (options["temperature"], options["top_k"], options["repetition_penalty"]) == (temperature, 50, 1.05)
+    greedy = {"max_new_tokens": 9, "repetition_penalty": 1.05}
+    _, engine = run(draft, "answer", "Why?", False)
+    assert engine.calls[0][1] == greedy
+    _, engine = run(draft, "answer", "Why?", True)
+    assert engine.calls[0][1] == {**greedy, "temperature": 0.3, "top_p": 1.0, "top_k": 50}
 
 
 def test_draft_of_a_class_keeps_its_constructor() -> None:
@@ -592,3 +592,10 @@ def test_draft_without_the_checkpoint_says_what_is_not_known() -> None:
     observed = replace(seen(question="x"), problem="it has no config.json")
     draft = draft_of(STRAIGHT, observed)
     assert draft.is_moved and "it has no config.json" in draft.todos[0].text
+
+
+def test_draft_of_a_prompt_whose_bos_is_masked_is_refused() -> None:
+    code = PROMPT + "return tok.decode(model.generate(inputs['input_ids'], max_new_tokens=5)[0])"
+    masked = {**row(), "batch": {"rows": 1, "side": "left", "pads": 1, "masked": True}}
+    draft = body(code, rows=[masked], question="x")
+    assert not draft.is_moved and "the BOS is the pad id" in draft.todos[0].text
