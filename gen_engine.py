@@ -94,15 +94,20 @@ __all__ = [
     "GenerationResult",
     "ScoreResult",
     "Capabilities",
-    "Contract",
     "build",
-    "ruled",
-    "whole",
-    "number",
-    "one_of",
+    "checked",
+    "checked_ids",
+    "check_field",
+    "check_bools",
+    "check_texts",
+    "check_int",
+    "check_float",
+    "check_text_list",
+    "check_ids_field",
+    "check_mappings",
+    "check_choice",
     "is_text",
     "as_sequence",
-    "TOKEN_IDS",
     "are_ids",
     "batch_of",
     "at_request",
@@ -447,30 +452,22 @@ def set_frozen(contract: Any, **values: Any) -> None:
         object.__setattr__(contract, name, value)
 
 
-class Rule(NamedTuple):
-    """What a field accepts.
-
-    meaning: in words, for an error.   kinds: types of the value; a bool is no int.
-    holds: whether a value of these types is valid.   made: converts what the caller wrote.
-    """
-
-    meaning: str
-    kinds: tuple[type[Any], ...]
-    holds: Callable[[Any], bool] = lambda value: True
-    made: Callable[[Any], Any] = lambda value: value
-
-    def applied(self, where: str, value: Any) -> Any:
-        """The converted value. Raises OptionError where it is invalid."""
-        is_array = hasattr(value, "tolist") and not isinstance(value, type)
-        fix = f"it must be {self.meaning}"
-        with wrapping_errors(OptionError, f"{where} cannot be read", fix):
-            made = self.made(value.tolist() if is_array else value)
-        right_kind = isinstance(made, self.kinds)
-        if isinstance(made, bool) and bool not in self.kinds:
-            right_kind = False
-        if not right_kind or not self.holds(made):
-            raise OptionError(f"{where} is {short_repr(made)}", fix=fix)
-        return made
+def checked(
+    where: str,
+    value: Any,
+    meaning: str,
+    is_valid: Callable[[Any], bool],
+    convert: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """The converted value, an array as Python's own numbers. Raises OptionError where it is
+    invalid.   meaning: what is valid, in words."""
+    fix = f"it must be {meaning}"
+    is_array = hasattr(value, "tolist") and not isinstance(value, type)
+    with wrapping_errors(OptionError, f"{where} cannot be read", fix):
+        converted = convert(value.tolist() if is_array else value)
+    if not is_valid(converted):
+        raise OptionError(f"{where} is {short_repr(converted)}", fix=fix)
+    return converted
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
@@ -505,91 +502,108 @@ def batch_of(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-TEXT = Rule(
-    "a non-empty string, of whole characters",
-    (str,),
-    is_text,
-    lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value,
-)
-TEXTS = Rule(
-    "a list of non-empty strings, of whole characters",
-    (tuple,),
-    lambda texts: all(map(is_text, texts)),
-    tuple_of,
-)
-TOKEN_IDS = Rule("a list of token ids", (tuple,), are_ids, tuple_of)
-STORE = Rule(
-    "a MutableMapping of str to str",
-    (MutableMapping,),
-    lambda store: type(store) is not dict or set(map(type, store.values())) <= {str},
-)
-BOOL = Rule("True or False", (bool,))
-RULES = {  # by a field's annotation without "| None", where the field declares no rule
-    "bool": BOOL,
-    "str": TEXT,
-    "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
-    "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
-    "tuple[str, ...]": TEXTS,
-    "tuple[int, ...]": TOKEN_IDS._replace(
-        holds=lambda value: are_ids(value) and min(value, default=0) >= 0
-    ),
-    "MutableMapping[str, str]": STORE,
-}
+# Checks of a contract's fields, which its __post_init__ calls. optional: None is valid, too.
 
 
-class Contract:
-    """Base of options and requests: each field is checked by its rule, then `check` is called."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for declared in dataclasses.fields(self):  # type: ignore[arg-type]
-            annotation = str(declared.type).removesuffix(" | None")
-            rule = declared.metadata.get("rule", RULES.get(annotation))
-            value = getattr(self, declared.name)
-            is_absent = value is None and declared.default is None
-            if rule is not None and not is_absent:
-                where = f"{type(self).__name__}.{declared.name}"
-                set_frozen(self, **{declared.name: rule.applied(where, value)})
-        self.check()
-
-    def check(self) -> None:
-        """Raise OptionError for values that contradict each other."""
+def check_field(contract: Any, name: str, *how: Any) -> None:
+    """Convert and check a field.   how: `checked`'s arguments after the value."""
+    value = checked(f"{type(contract).__name__}.{name}", getattr(contract, name), *how)
+    set_frozen(contract, **{name: value})
 
 
-def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
-    """A field with a rule. default: a value, or a class that makes it."""
-    metadata = {"rule": Rule(meaning, kinds, **rule)}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def nested(kind: type[Any], default: Any, made: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A field that holds a contract, also given as a mapping."""
-    return ruled(default, "", kind, made=lambda value: build(kind, made(value)))
+def check_bools(contract: Any, *names: str) -> None:
+    for name in names:
+        check_field(contract, name, "True or False", is_bool)
 
 
-def whole(default: int | None, least: int, most: int = sys.maxsize) -> Any:
-    """A field that holds an integer in these bounds."""
-    meaning = f"a whole number >= {least} and <= {most}"
-    if default is None:
-        meaning += ", or None"
-    return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
+def path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
-    """A field that holds a finite float."""
+def check_texts(contract: Any, *names: str, optional: bool = False) -> None:
+    """Check fields that hold a text; a path becomes one."""
+    for name in names:
+        if not optional or getattr(contract, name) is not None:
+            meaning = "a non-empty string, of whole characters"
+            check_field(contract, name, meaning, is_text, path_text)
 
-    def made(value: Any) -> Any:  # transformers refuses a penalty of 2
-        if type(value) is int and abs(value) <= sys.float_info.max:
-            return float(value)
-        return value
 
-    def is_valid(value: float) -> bool:
-        return math.isfinite(value) and holds(value)
+def check_int(
+    contract: Any, name: str, least: int, most: int = sys.maxsize, *, optional: bool = False
+) -> None:
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, int) and not is_bool(value) and least <= value <= most
 
-    return ruled(default, meaning, float, holds=is_valid, made=made)
+    if not optional or getattr(contract, name) is not None:
+        or_none = ", or None" if optional else ""
+        check_field(contract, name, f"a whole number >= {least} and <= {most}{or_none}", is_valid)
+
+
+def as_float(value: Any) -> Any:
+    """An integer as a float: transformers refuses a penalty of 2."""
+    return float(value) if type(value) is int and abs(value) <= sys.float_info.max else value
+
+
+def check_float(contract: Any, name: str, meaning: str, is_valid: Callable[[float], bool]) -> None:
+    """Check a field that holds a finite float."""
+
+    def is_sound(value: Any) -> bool:
+        return isinstance(value, float) and math.isfinite(value) and is_valid(value)
+
+    check_field(contract, name, meaning, is_sound, as_float)
+
+
+def is_tuple(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def check_text_list(contract: Any, name: str) -> None:
+    def is_valid(value: Any) -> bool:
+        return is_tuple(value) and all(map(is_text, value))
+
+    meaning = "a list of non-empty strings, of whole characters"
+    check_field(contract, name, meaning, is_valid, tuple_of)
+
+
+def checked_ids(where: str, value: Any) -> tuple[int, ...]:
+    """Token ids. Raises OptionError for anything else."""
+
+    def is_valid(ids: Any) -> bool:
+        return is_tuple(ids) and are_ids(ids)
+
+    ids: tuple[int, ...] = checked(where, value, "a list of token ids", is_valid, tuple_of)
+    return ids
+
+
+def check_ids_field(contract: Any, name: str) -> None:
+    """Check a field that holds token ids of a vocabulary: none is below 0."""
+
+    def is_valid(ids: Any) -> bool:
+        return is_tuple(ids) and are_ids(ids) and min(ids, default=0) >= 0
+
+    check_field(contract, name, "a list of token ids", is_valid, tuple_of)
+
+
+def is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def check_mappings(contract: Any, *names: str) -> None:
+    for name in names:
+        check_field(contract, name, "a mapping", is_mapping)
+
+
+def check_contract(contract: Any, name: str, kind: type[Any]) -> None:
+    """Make a field that holds a contract one, also from a mapping."""
+
+    def is_kind(value: Any) -> bool:
+        return isinstance(value, kind)
+
+    check_field(contract, name, f"fields of {kind.__name__}", is_kind, lambda v: build(kind, v))
 
 
 def check_name(
@@ -601,9 +615,13 @@ def check_name(
     return value
 
 
-def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
-    """A field that holds one of these names."""
-    return ruled(default, "", str, made=lambda value: check_name(value, f"no {what}", names))
+def check_choice(
+    contract: Any, name: str, names: Sequence[str], what: str = "", *, optional: bool = False
+) -> None:
+    """Check a field that holds one of these names.   what: they are. Default: the field's name."""
+    value = getattr(contract, name)
+    if not optional or value is not None:
+        set_frozen(contract, **{name: check_name(value, f"no {what or name}", names)})
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
@@ -645,8 +663,21 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
 }
 
 
+def are_named_paths(value: Any) -> bool:
+    if not is_mapping(value) or not all(map(is_text, value)):
+        return False
+    return all(isinstance(path, (str, os.PathLike)) for path in value.values())
+
+
+def is_store(value: Any) -> bool:
+    """Whether a cache can be kept in it. The values of a plain dict are seen; another mapping may
+    be a file."""
+    is_sound = type(value) is not dict or set(map(type, value.values())) <= {str}
+    return isinstance(value, MutableMapping) and is_sound
+
+
 @dataclass(frozen=True, slots=True)
-class ModelLoadConfig(Contract):
+class ModelLoadConfig:
     """What to load, and where.
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
@@ -675,35 +706,40 @@ class ModelLoadConfig(Contract):
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (NOT_PASSED), are refused. Default: none."""
 
-    model: str = ""  # refused by its rule: there is no default
-    backend: Backend = one_of("hf", "backend", get_args(Backend))
-    dtype: DType | None = one_of(None, "dtype", DTYPES)
+    model: str = ""  # which is refused: there is no default
+    backend: Backend = "hf"
+    dtype: DType | None = None
     device: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-    max_model_len: int | None = whole(None, 2)
-    max_batch_tokens: int | None = whole(None, 1)
-    max_batch_size: int | None = whole(None, 1)
-    adapters: Mapping[str, str] = ruled(
-        dict,
-        "a mapping of names to directories",
-        Mapping,
-        holds=lambda value: (
-            all(map(is_text, value))
-            and all(isinstance(path, (str, os.PathLike)) for path in value.values())
-        ),
-    )
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    max_batch_size: int | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
-    fallback_backend: Literal["hf"] | None = one_of(None, "fallback_backend", ("hf",))
+    fallback_backend: Literal["hf"] | None = None
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_texts(self, "model")
+        check_choice(self, "backend", get_args(Backend))
+        check_choice(self, "dtype", DTYPES, optional=True)
+        check_texts(self, "device", "attn_implementation", "revision", optional=True)
+        check_bools(self, "trust_remote_code", "logits_hooks", "progress")
+        check_int(self, "max_model_len", 2, optional=True)
+        check_int(self, "max_batch_tokens", 1, optional=True)
+        check_int(self, "max_batch_size", 1, optional=True)
+        check_field(self, "adapters", "a mapping of names to directories", are_named_paths)
         set_frozen(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
+        if self.cache is not None:
+            check_field(self, "cache", "a MutableMapping of str to str", is_store)
+        check_choice(self, "fallback_backend", ("hf",), optional=True)
+        check_mappings(self, "hf_kwargs", "vllm_kwargs")
         if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
             problem = "a model on the device 'meta', or without return_dict, cannot answer"
             raise OptionError(problem, fix="drop it")
@@ -722,7 +758,7 @@ class ModelLoadConfig(Contract):
 
 
 @dataclass(frozen=True, slots=True)
-class StopOptions(Contract):
+class StopOptions:
     """Where an answer ends before its budget.
 
     strings: the one that completes first, left to right, cuts the text before it (see
@@ -731,19 +767,17 @@ class StopOptions(Contract):
     include_stop: keep the stop in `text`; an EOS id of the checkpoint is never text. Default False.
     ignore_eos: the checkpoint's EOS ids do not end a row. Default False."""
 
-    strings: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "rule": TEXTS._replace(
-                made=lambda value: (value,) if isinstance(value, str) else tuple_of(value)
-            )
-        },
-    )
+    strings: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        if isinstance(self.strings, str):
+            set_frozen(self, strings=(self.strings,))
+        check_text_list(self, "strings")
+        check_ids_field(self, "token_ids")
+        check_bools(self, "include_stop", "ignore_eos")
         set_frozen(
             self,
             strings=tuple(dict.fromkeys(self.strings)),
@@ -755,7 +789,7 @@ class StopOptions(Contract):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeOptions(Contract):
+class DecodeOptions:
     """How token ids become `text`; `raw_text` always holds everything.
 
     skip_special_tokens: leave out special tokens. Default True.
@@ -766,9 +800,24 @@ class DecodeOptions(Contract):
     clean_up_tokenization_spaces: bool = False
     strip: bool = False
 
+    def __post_init__(self) -> None:
+        check_bools(self, "skip_special_tokens", "clean_up_tokenization_spaces", "strip")
+
+
+def are_replays(value: Any) -> bool:
+    """Whether it holds a list of one token id or more for each request."""
+    return is_tuple(value) and all(
+        isinstance(ids, (list, tuple)) and ids and are_ids(ids) for ids in value
+    )
+
+
+def stop_fields(value: Any) -> Any:
+    """GenerationOptions.stop as fields of StopOptions: a string, or a list of them, is short."""
+    return {"strings": value} if isinstance(value, (str, list, tuple)) else value
+
 
 @dataclass(frozen=True, slots=True)
-class GenerationOptions(Contract):
+class GenerationOptions:
     """How to generate. Each field is passed to the backend as it is: a checkpoint fills in nothing.
 
     max_new_tokens: most tokens of an answer, >= 1. Default 256.
@@ -795,44 +844,52 @@ class GenerationOptions(Contract):
     max_prompt_tokens: most tokens of a prompt, >= 1. Default None: the window less max_new_tokens.
     truncate_prompt: cut the beginning of a longer prompt in place of refusing it. Default False."""
 
-    max_new_tokens: int = whole(256, 1)
-    min_new_tokens: int = whole(0, 0)
-    temperature: float = number(0.0, "a finite number >= 0", lambda value: value >= 0)
-    top_p: float = number(1.0, "above 0, at most 1", lambda value: 0 < value <= 1)
-    top_k: int | None = whole(None, 1)
-    min_p: float = number(0.0, "0 to 1", lambda value: 0 <= value <= 1)
-    repetition_penalty: float = number(1.0, "above 0", lambda value: value > 0)
-    no_repeat_ngram_size: int | None = whole(None, 1)
-    seed: int | None = whole(None, 0, MOST_SEED)
-    n: int = whole(1, 1, 1 << 14)  # each is a row
-    logprobs: int | None = whole(None, 0)
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int | None = None
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
     logits: bool = False
-    replay: tuple[tuple[int, ...], ...] | None = ruled(
-        None,
-        "a list with one token id or more for each request",
-        tuple,
-        made=tuple_of,
-        holds=lambda rows: all(isinstance(r, (list, tuple)) and r and are_ids(r) for r in rows),
-    )
-    stop: StopOptions = nested(
-        StopOptions,
-        StopOptions,
-        lambda value: {"strings": value} if isinstance(value, (str, list, tuple)) else value,
-    )
-    decode: DecodeOptions = nested(DecodeOptions, DecodeOptions)
-    max_prompt_tokens: int | None = whole(None, 1)
+    replay: tuple[tuple[int, ...], ...] | None = None
+    stop: StopOptions = field(default_factory=StopOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    max_prompt_tokens: int | None = None
     truncate_prompt: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_int(self, "max_new_tokens", 1)
+        check_int(self, "min_new_tokens", 0)
+        check_float(self, "temperature", "a finite number >= 0", lambda value: value >= 0)
+        check_float(self, "top_p", "above 0, at most 1", lambda value: 0 < value <= 1)
+        check_int(self, "top_k", 1, optional=True)
+        check_float(self, "min_p", "0 to 1", lambda value: 0 <= value <= 1)
+        check_float(self, "repetition_penalty", "above 0", lambda value: value > 0)
+        check_int(self, "no_repeat_ngram_size", 1, optional=True)
+        check_int(self, "seed", 0, MOST_SEED, optional=True)
+        check_int(self, "n", 1, 1 << 14)  # each is a row
+        check_int(self, "logprobs", 0, optional=True)
+        check_bools(self, "logits", "truncate_prompt")
+        check_int(self, "max_prompt_tokens", 1, optional=True)
+        set_frozen(self, stop=stop_fields(self.stop))
+        check_contract(self, "stop", StopOptions)
+        check_contract(self, "decode", DecodeOptions)
+        if self.replay is not None:
+            meaning = "a list with one token id or more for each request"
+            check_field(self, "replay", meaning, are_replays, tuple_of)
+            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
         if self.min_new_tokens > self.max_new_tokens:
             problem = f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens"
             raise OptionError(problem, fix="lower it")
-        if self.replay is not None:
-            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTemplateOptions(Contract):
+class ChatTemplateOptions:
     """How messages become text.
 
     enable_thinking: the switch that Qwen3's and similar templates read. A template without this
@@ -851,9 +908,14 @@ class ChatTemplateOptions(Contract):
     add_generation_prompt: bool = True
     template: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    special_tokens: str = one_of("keep", "way with special_tokens", ("keep", "refuse", "escape"))
+    special_tokens: str = "keep"
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_bools(self, "enable_thinking", "add_generation_prompt")
+        check_texts(self, "template", optional=True)
+        check_mappings(self, "kwargs")
+        ways = ("keep", "refuse", "escape")
+        check_choice(self, "special_tokens", ways, "way with special_tokens")
         if self.template is not None and "{" not in self.template:  # a path, most likely
             shown = short_repr(self.template)
             problem = f"ChatTemplateOptions.template is {shown}, which is no Jinja"
@@ -864,8 +926,12 @@ class ChatTemplateOptions(Contract):
             raise OptionError(problem, fix="use the field enable_thinking")
 
 
+def is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
 @dataclass(frozen=True, slots=True)
-class VlmPreprocessOptions(Contract):
+class VlmPreprocessOptions:
     """The pixel budget of an image.
 
     min_pixels, max_pixels: pixels after resizing, >= 1. Default None: the checkpoint's own.
@@ -874,12 +940,16 @@ class VlmPreprocessOptions(Contract):
     background: the colour behind what is transparent, as PIL names it. None shows the colours that
         were hidden, as PIL's convert("RGB") does. Default "white", as in vLLM."""
 
-    min_pixels: int | None = whole(None, 1)
-    max_pixels: int | None = whole(None, 1)
+    min_pixels: int | None = None
+    max_pixels: int | None = None
     do_resize: bool = True
-    background: str | None = ruled("white", "a colour or None", str, type(None))
+    background: str | None = "white"
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_int(self, "min_pixels", 1, optional=True)
+        check_int(self, "max_pixels", 1, optional=True)
+        check_bools(self, "do_resize")
+        check_field(self, "background", "a colour or None", is_text_or_none)
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             problem = f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}"
             raise OptionError(problem, fix="swap them")
@@ -936,7 +1006,7 @@ def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class TextGenerationRequest(Contract):
+class TextGenerationRequest:
     """One prompt, in exactly one of three forms.
 
     messages: OpenAI style, rendered by the checkpoint's chat template.
@@ -951,16 +1021,27 @@ class TextGenerationRequest(Contract):
         its fields. Needs that companion. Default None: anything."""
 
     messages: tuple[Mapping[str, Any], ...] | None = None
-    prompt: str | None = ruled(None, "a string", str)
-    prompt_token_ids: tuple[int, ...] | None = field(default=None, metadata={"rule": TOKEN_IDS})
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
     tools: tuple[Any, ...] | None = None
-    chat: ChatTemplateOptions = nested(ChatTemplateOptions, ChatTemplateOptions)
+    chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
     continue_final: bool = False
-    seed: int | None = whole(None, 0, MOST_SEED)
+    seed: int | None = None
     adapter: str | None = None
     structured: Any = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_field(self, "prompt", "a string", is_text_or_none)
+        for name in ("messages", "tools"):
+            if getattr(self, name) is not None:
+                check_field(self, name, "a list", is_tuple, tuple_of)
+        if self.prompt_token_ids is not None:
+            ids = checked_ids("TextGenerationRequest.prompt_token_ids", self.prompt_token_ids)
+            set_frozen(self, prompt_token_ids=ids)
+        check_contract(self, "chat", ChatTemplateOptions)
+        check_bools(self, "continue_final")
+        check_int(self, "seed", 0, MOST_SEED, optional=True)
+        check_texts(self, "adapter", optional=True)
         names = ("messages", "prompt", "prompt_token_ids")
         forms = [name for name in names if getattr(self, name) is not None]
         if len(forms) != 1:
@@ -991,12 +1072,18 @@ class VlmGenerationRequest(TextGenerationRequest):
     image_root: the folder that texts in messages may name files of: whoever writes a message is
         not to read other ones. Default None: they are refused."""
 
-    images: tuple[Any, ...] = ruled(
-        (), "images", tuple, made=lambda value: tuple(as_sequence(value))
-    )
-    vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
+    images: tuple[Any, ...] = ()
+    vlm: VlmPreprocessOptions = field(default_factory=VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
     image_root: str | None = None
+
+    def __post_init__(self) -> None:
+        TextGenerationRequest.__post_init__(self)  # super() finds another class: slots made anew
+        set_frozen(self, images=tuple(as_sequence(self.images)))
+        check_contract(self, "vlm", VlmPreprocessOptions)
+        if self.image_loader is not None:
+            check_field(self, "image_loader", "a function that is given a URL", callable)
+        check_texts(self, "image_root", optional=True)
 
 
 FinishReason = Literal["eos", "stop", "length", "plugin"]
@@ -3726,7 +3813,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         cache: bool,
     ) -> list[Any]:
         requests = batch_of(sources, "requests")
-        cache = BOOL.applied("cache", cache)
+        cache = checked("cache", cache, "True or False", is_bool)
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)

@@ -236,7 +236,7 @@ def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingOptions(ge.Contract):
+class ThinkingOptions:
     """What Thinking takes beside the engine.
 
     budget: most tokens, >= 0, of the answer before the thought is ended by writing its marker.
@@ -245,13 +245,13 @@ class ThinkingOptions(ge.Contract):
         a list. Default: none.
     format: a name of FORMATS. Default None: that of the checkpoint."""
 
-    budget: int | None = ge.ruled(
-        None, "a whole number >= 0", int, holds=lambda value: type(value) is int and value >= 0
-    )
+    budget: int | None = None
     stop: Any = ()
     format: str | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        ge.check_int(self, "budget", 0, optional=True)
+        ge.check_texts(self, "format", optional=True)
         if self.format is not None:
             format_named(self.format)
         ge.StopOptions(strings=self.stop)

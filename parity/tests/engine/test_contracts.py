@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import importlib.util
@@ -33,6 +34,7 @@ from gen_engine import (
     StopOptions,
     TextGenerationRequest,
     UnsupportedError,
+    VlmGenerationRequest,
     VlmPreprocessOptions,
     load,
 )
@@ -129,6 +131,87 @@ def test_what_has_no_meaning_is_refused(kind: type[Any], values: dict[str, Any],
     with pytest.raises((OptionError, RequestError)) as caught:
         gen_engine.build(kind, values)
     assert said.lower() in str(caught.value).lower()
+
+
+class Spelling(ast.NodeTransformer):
+    """Spells the annotations of a file's classes in another way."""
+
+    def __init__(self, spelling: str) -> None:
+        self.spelling = spelling
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        text = ast.unparse(node.annotation)
+        if self.spelling == "Optional[X]" and text.endswith(" | None"):
+            text = f"Optional[{text.removesuffix(' | None')}]"
+        node.annotation = ast.parse(text, mode="eval").body
+        if self.spelling == "'X | None'" or "GenerationResult" in text:  # a class is no name inside itself
+            node.annotation = ast.Constant(text)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Functions keep theirs as texts, as the future import has them."""
+        arguments = node.args
+        extra = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+        for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra):
+            if one.annotation is not None:
+                one.annotation = ast.Constant(ast.unparse(one.annotation))
+        if node.returns is not None:
+            node.returns = ast.Constant(ast.unparse(node.returns))
+        self.generic_visit(node)
+        return node
+
+
+SPELLINGS = ("Optional[X]", "'X | None'", "without the future import")
+
+
+@pytest.fixture(params=SPELLINGS)
+def spelled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A copy of gen_engine.py whose fields are annotated in another way."""
+    text = (ROOT / "gen_engine.py").read_text(encoding="utf-8")
+    if request.param != "Optional[X]":
+        text = text.replace("from __future__ import annotations\n", "")
+    text = text.replace("from typing import ", "from typing import Optional, ", 1)
+    path = tmp_path / "spelled_copy.py"
+    path.write_text(ast.unparse(Spelling(request.param).visit(ast.parse(text))), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("spelled_copy", path)
+    assert spec and spec.loader
+    copied = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "spelled_copy", copied)
+    spec.loader.exec_module(copied)
+    return copied
+
+
+def test_contracts_refuse_the_same_however_a_field_is_annotated(spelled: Any) -> None:
+    own = [(kind, values) for kind, values, _ in REFUSED if kind.__module__ == "gen_engine"]
+    own += [(kind, {**LEAST.get(kind, {}), name: "yes"}) for kind, names in SWITCHES.items() for name in names]
+    for kind, values in own:
+        with pytest.raises(GenEngineError) as expected:
+            gen_engine.build(kind, values)
+        with pytest.raises(spelled.GenEngineError) as caught:
+            spelled.build(getattr(spelled, kind.__name__), values)
+        assert str(caught.value) == str(expected.value), (kind, values)
+
+
+KINDS = (
+    ModelLoadConfig,
+    StopOptions,
+    DecodeOptions,
+    GenerationOptions,
+    ChatTemplateOptions,
+    VlmPreprocessOptions,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_contract_refuses_an_object_of_no_meaning(kind: type[Any]) -> None:
+    least = {"prompt": "x"} if issubclass(kind, TextGenerationRequest) else LEAST.get(kind, {})
+    for field in dataclasses.fields(kind):
+        if field.name in ("decoder", "structured", "images"):  # their companions, or the reader of images, check them
+            continue
+        with pytest.raises(OptionError, match=f"{field.name} is|no {field.name}|no way|made from object"):
+            kind(**{**least, field.name: object()})
 
 
 SWITCHES = {
