@@ -55,6 +55,13 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert getattr(gen_engine, name).__doc__
 
 
+def test_a_star_import_gives_what_users_call_and_nothing_else() -> None:
+    given: dict[str, object] = {}
+    exec("from gen_engine import *", given)
+    assert {"load", "render", "GenerationOptions", "OptionError", "Plugin"} <= given.keys()
+    assert not {*gen_engine.FOR_COMPANIONS, "check_int", "Row", "Call"} & given.keys() and len(given) <= 32
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
 
