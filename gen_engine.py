@@ -2397,6 +2397,15 @@ def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
+def splits_prompts(config: ModelLoadConfig, window: int | None) -> bool:
+    """Whether the caller's vllm_kwargs have vLLM compute long prompts in parts.
+
+    window: most tokens of a prompt; None where it is not known."""
+    most = config.vllm_kwargs.get("max_num_batched_tokens")
+    wants = config.vllm_kwargs.get("enable_chunked_prefill")
+    return bool(wants) or (wants is None and most is not None and most < (window or sys.maxsize))
+
+
 def holds_back_free_ends(asked: Asked) -> bool:
     """Whether EOS ids do not end a row, and others are held back below a minimum."""
     stop = asked.options.stop
@@ -2466,6 +2475,16 @@ UNSUPPORTED = (
         "a temperature that is not 0 or 0.01 to 2",
         lambda a: not 0.01 <= (a.options.temperature or 1) <= 2,
         "vLLM would raise what is below, and takes no more: use one of these, or backend='hf'",
+    ),
+    Refusal(
+        "vllm",
+        "samples on a CPU where vllm_kwargs let it compute prompts in parts",
+        lambda a: (
+            a.options.temperature
+            and splits_prompts(a.config, a.config.max_model_len)
+            and vllm_is_on_cpu()
+        ),
+        "drop enable_chunked_prefill and max_num_batched_tokens, or use backend='hf'",
     ),
     Refusal(
         "vllm",
@@ -3190,8 +3209,11 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
     }
+    if vllm_is_on_cpu() and not splits_prompts(settings, checkpoint.window):
+        # For a prompt in parts vLLM turns the row's generator back; one of a CPU cannot be.
+        arguments["enable_chunked_prefill"] = False
     if settings.adapters:
-        arguments.update(companions.adapters.vllm_arguments(settings.adapters))
+        arguments.update(companions.adapters.vllm_arguments(settings.adapters, checkpoint))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
     arguments.update(settings.vllm_kwargs)
@@ -3964,6 +3986,7 @@ FOR_COMPANIONS = (
     "COLUMN_INPUTS",
     "Batch",
     "DecodeLoop",
+    "auto_class",
     "samples_of",
 )
 

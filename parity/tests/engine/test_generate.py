@@ -305,6 +305,16 @@ def test_a_seeded_row_is_the_same_alone_and_in_any_batch(text: GenerationEngine)
 UNSURE = {"prompt": "The"}  # no chat: the model has many ways to go on
 
 
+def test_samples_are_the_same_however_many_prompts_come_at_once(text: GenerationEngine) -> None:
+    """vLLM computed one of the prompts in two parts, and failed every row: a CPU's generators cannot be turned back."""
+    words = text.tokenizer.encode("one two three four five six seven eight nine ten")
+    long = (words * 15)[:150]
+    requests = [{"prompt_token_ids": [*long[place:], *long[:place]], "seed": place} for place in range(60)]
+    options = {"temperature": 1.0, "max_new_tokens": 2}
+    together = text.generate_text_batch(requests, options)
+    assert ids(together[25:30]) == [ids(text.generate_text_batch([one], options))[0] for one in requests[25:30]]
+
+
 def test_the_seed_of_the_options_is_every_requests_own(text: GenerationEngine) -> None:
     options = {"temperature": 2.0, "max_new_tokens": 12}
     first, second = text.generate_text_batch([UNSURE, UNSURE], {**options, "seed": 3})
