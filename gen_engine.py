@@ -834,9 +834,9 @@ class ChatTemplateOptions:
         switch, without tools or without one of the kwargs is rendered without it, with one warning
         and a note on the result. Default False.
     add_generation_prompt: end with the opening of the assistant's turn. Default True.
-    template: a Jinja template in place of the checkpoint's own. It runs in a sandbox, but with no
-        limit of time or memory: let no stranger choose it (the command `batch` renders those of its
-        lines apart, with limits). Default None.
+    template: a Jinja template in place of the checkpoint's own. It runs in a sandbox, for 10
+        seconds at most, but with no limit of memory: let no stranger choose it (the command `batch`
+        renders those of its lines apart, with limits). Default None.
     kwargs: further variables for the template. Default: none.
     special_tokens: what a marker such as <|im_end|> in messages becomes. "keep" (default): the
         token, so that whoever writes it can end a turn. "refuse": an error. "escape": its text;
@@ -1343,6 +1343,30 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
     return {**turn, "content": content}
 
 
+TEMPLATE_SECONDS = 10.0  # of processor time, for a chat template that a request brings
+
+
+@contextlib.contextmanager
+def limited_time(seconds: float) -> Iterator[None]:
+    """Raise RequestError inside where this thread's Python code takes longer, as a template's loops
+    do. One operation that is not Python's own, as a power of large numbers, is not interrupted."""
+    clock = lazy_import("time").thread_time
+    end = clock() + seconds
+    previous = sys.gettrace()
+
+    def watch(frame: Any, event: str, argument: Any) -> Any:
+        if clock() > end:
+            problem = f"the request's chat template ran for more than {seconds:g} seconds"
+            raise RequestError(problem, fix="simplify chat.template")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
 class Rendered(NamedTuple):
     """A chat as text.
 
@@ -1378,14 +1402,15 @@ def render_chat(
             notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
             turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
-        text = owner.apply_chat_template(
-            turns,
-            add_generation_prompt=chat.add_generation_prompt and not continue_final,
-            continue_final_message=continue_final,
-            tokenize=False,  # releases return different types otherwise
-            **({"chat_template": chat.template} if chat.template else {}),
-            **known,
-        )
+        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
+            text = owner.apply_chat_template(
+                turns,
+                add_generation_prompt=chat.add_generation_prompt and not continue_final,
+                continue_final_message=continue_final,
+                tokenize=False,  # releases return different types otherwise
+                **({"chat_template": chat.template} if chat.template else {}),
+                **known,
+            )
     return Rendered(text, mark, notes)
 
 
