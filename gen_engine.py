@@ -780,7 +780,9 @@ class GenerationOptions:
         Default None.
     stop: StopOptions, or stop strings.   decode: DecodeOptions.
     max_prompt_tokens: most tokens of a prompt, >= 1. Default None: the window less max_new_tokens.
-    truncate_prompt: cut the beginning of a longer prompt in place of refusing it. Default False."""
+    truncate_prompt: cut a longer prompt in place of refusing it. True: its beginning, with the BOS.
+        "keep_system": what stands behind the BOS and, in a chat, behind what comes before the text
+        of the first message that is not the system's. Default False."""
 
     max_new_tokens: int = 256
     min_new_tokens: int = 0
@@ -798,7 +800,7 @@ class GenerationOptions:
     stop: StopOptions = field(default_factory=StopOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     max_prompt_tokens: int | None = None
-    truncate_prompt: bool = False
+    truncate_prompt: bool | Literal["keep_system"] = False
 
     def __post_init__(self) -> None:
         check_int(self, "max_new_tokens", 1)
@@ -812,7 +814,9 @@ class GenerationOptions:
         check_int(self, "seed", 0, MOST_SEED, optional=True)
         check_int(self, "n", 1, 1 << 14)  # each is a row
         check_int(self, "logprobs", 0, optional=True)
-        check_bools(self, "logits", "truncate_prompt")
+        check_bools(self, "logits")
+        if self.truncate_prompt != "keep_system":
+            check_bools(self, "truncate_prompt")
         check_int(self, "max_prompt_tokens", 1, optional=True)
         set_frozen(self, stop=stop_fields(self.stop))
         check_contract(self, "stop", StopOptions)
@@ -1923,28 +1927,6 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         raise PromptTooLongError(f"{problem}, but {why_limited(plan)}", fix="shorten it")
 
 
-def fit_to_window(
-    ids: tuple[int, ...], length: int, has_images: bool, plan: Plan
-) -> tuple[int, ...]:
-    """A prompt that leaves room for max_new_tokens. Cuts the beginning where the options say so,
-    else raises PromptTooLongError. length: in tokens, with those of the images."""
-    options = plan.options
-    room, most = token_limits(plan)
-    limit = min(room, most)
-    if length <= limit:
-        return ids
-    if options.truncate_prompt and not has_images and limit > 0:
-        return ids[-limit:]
-    why = why_limited(plan)
-    if limit <= 0:
-        fix = "lower max_new_tokens"
-    elif has_images:
-        fix = "shorten it (one with images cannot be truncated)"
-    else:
-        fix = "shorten it or set truncate_prompt=True"
-    raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
-
-
 def prompt_ids(
     request: TextGenerationRequest, plan: Plan
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -1965,6 +1947,65 @@ def prompt_ids(
         return companions.escaping.encode_pieces(checkpoint, pieces), rendered.notes
     # No special tokens: the template wrote its own BOS.
     return encode(checkpoint, rendered.text, False), rendered.notes
+
+
+def with_other_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text differs from the first character on."""
+    content = message.get("content")
+    begin = content if isinstance(content, str) else ""
+    return {**message, "content": "b" if begin.startswith("a") else "a"}
+
+
+def head_length(request: TextGenerationRequest, ids: tuple[int, ...], plan: Plan) -> int:
+    """How many tokens of a prompt "keep_system" keeps: the BOS, or all that stays as it is when the
+    first message that is not the system's has another text."""
+    if request.messages is None:
+        return int(ids[:1] == (plan.checkpoint.tokenizer.bos_token_id,))
+    messages = list(request.messages)
+    roles = [message["role"] for message in messages]
+    first = next((k for k, role in enumerate(roles) if role not in ("system", "developer")), 0)
+    messages[first] = with_other_text(messages[first])
+    other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
+    pairs = enumerate(zip(ids, other))
+    return next((k for k, (own, changed) in pairs if own != changed), min(len(ids), len(other)))
+
+
+def cut_to_window(
+    request: TextGenerationRequest, ids: tuple[int, ...], limit: int, plan: Plan
+) -> tuple[int, ...]:
+    """A prompt of too many tokens, cut as the options say. Raises PromptTooLongError where not even
+    what is kept fits."""
+    head = head_length(request, ids, plan) if plan.options.truncate_prompt == "keep_system" else 0
+    if head >= limit:
+        problem = f"the {head} tokens up to the system's end do not fit: {why_limited(plan)}"
+        raise PromptTooLongError(problem, fix="shorten it or set truncate_prompt=True")
+    return ids[:head] + ids[head - limit :]
+
+
+def fit_to_window(
+    request: TextGenerationRequest,
+    ids: tuple[int, ...],
+    length: int,
+    has_images: bool,
+    plan: Plan,
+) -> tuple[int, ...]:
+    """A prompt that leaves room for max_new_tokens. Cuts it where the options say so, else raises
+    PromptTooLongError. length: in tokens, with those of the images."""
+    options = plan.options
+    room, most = token_limits(plan)
+    limit = min(room, most)
+    if length <= limit:
+        return ids
+    if options.truncate_prompt and not has_images and limit > 0:
+        return cut_to_window(request, ids, limit, plan)
+    why = why_limited(plan)
+    if limit <= 0:
+        fix = "lower max_new_tokens"
+    elif has_images:
+        fix = "shorten it (one with images cannot be truncated)"
+    else:
+        fix = "shorten it or set truncate_prompt=True"
+    raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
 def check_adapter(name: str | None, adapters: Mapping[str, str]) -> None:
@@ -2072,10 +2113,13 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
-    kept = fit_to_window(ids, length, bool(images), plan)
+    kept = fit_to_window(request, ids, length, bool(images), plan)
     lost = len(ids) - len(kept)
     if lost:
-        notes += (f"the first {lost} tokens of the prompt were cut",)
+        if plan.options.truncate_prompt is True:
+            notes += (f"the first {lost} tokens of the prompt were cut",)
+        else:
+            notes += (f"{lost} tokens of the prompt were cut behind the system's",)
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:

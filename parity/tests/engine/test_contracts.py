@@ -40,7 +40,7 @@ from gen_engine import (
 )
 from parity.companions.structured import StructuredOptions
 
-from ..conftest import ROOT, TEXT, chat, open_engine
+from ..conftest import ROOT, TEXT, Load, chat, open_engine
 
 REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"max_tokens": 5}, "no field 'max_tokens'. Did you mean 'max_new_tokens'?"),
@@ -99,6 +99,9 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (VlmPreprocessOptions, {"max_pixels": 5, "do_resize": False}, "do_resize=False"),
     (ModelLoadConfig, {"model": "m", "backend": "vlm"}, "no backend 'vlm'. Did you mean 'vllm'?"),
     (ModelLoadConfig, {"model": "m", "dtype": "fp16"}, "no dtype 'fp16'"),
+    (ModelLoadConfig, {"model": "m", "dtype": "auto"}, "dtype is 'auto'. Leave it out: the checkpoint's own"),
+    (GenerationOptions, {"truncate_prompt": "middle"}, "truncate_prompt is 'middle'"),
+    (TextGenerationRequest, {"prompt": "x", "tools": 5}, "tools is 5"),
     (ModelLoadConfig, {"model": ""}, "model is ''"),
     (ModelLoadConfig, {"bakend": "hf"}, "no field 'bakend'. Did you mean 'backend'?"),
     (ModelLoadConfig, {"model": "m", "fallback_backend": "vllm"}, "no fallback_backend 'vllm'"),
@@ -395,6 +398,35 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
     [result] = text.generate_text_batch([{"prompt_token_ids": ids}], {"truncate_prompt": True, "max_new_tokens": 2})
     assert result.notes == ()
+
+
+def test_a_long_chat_keeps_the_system_if_asked(text: GenerationEngine) -> None:
+    """True dropped the BOS and cut into the first header."""
+    system = {"role": "system", "content": "Be brief."}
+    words = "one two three four five six seven eight nine ten " * 20
+    asked = {"messages": [system, {"role": "user", "content": words + "THE END"}]}
+    options = {"max_prompt_tokens": 40, "truncate_prompt": "keep_system", "max_new_tokens": 2}
+    [result] = text.generate_text_batch([asked], options)
+    shown = text.tokenizer.decode(list(result.prompt_token_ids))
+    whole = text.render(asked["messages"])
+    begin = whole[: whole.index("one two")]
+    assert result.prompt_tokens == 40 and shown.startswith(begin) and shown.endswith(whole[-20:])
+    assert [note for note in result.notes if note.endswith("tokens of the prompt were cut behind the system's")]
+    [uncut] = text.generate_text_batch([chat("Hi")], {"truncate_prompt": "keep_system", "max_new_tokens": 2})
+    assert uncut.notes == ()
+    with pytest.raises(PromptTooLongError, match="request 0: the .* tokens up to the system's end do not fit"):
+        text.generate_text_batch([asked], {**options, "max_prompt_tokens": 4})
+
+
+def test_a_long_raw_prompt_keeps_its_bos_if_asked(backend: str, shared: Load) -> None:
+    engine = shared(TEXT.parent / "random-llama", backend, max_model_len=512)
+    bos = engine.tokenizer.bos_token_id
+    request = {"prompt": "one two three four five six"}
+    options = {"max_prompt_tokens": 6, "max_new_tokens": 2}
+    [cut] = engine.generate_text_batch([request], {**options, "truncate_prompt": True})
+    [kept] = engine.generate_text_batch([request], {**options, "truncate_prompt": "keep_system"})
+    assert bos not in cut.prompt_token_ids
+    assert kept.prompt_token_ids == (bos, *cut.prompt_token_ids[1:])
 
 
 ROOM: list[tuple[int, dict[str, Any], Any]] = [
