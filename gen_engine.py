@@ -1479,8 +1479,8 @@ class Plugin:
     A hook that is None is not called. Hooks see generated tokens only, never padding. One that
     raises fails its row with an OptionError that names the plugin.
     name: is stop_reason, and stands in errors.   backends, kinds: where it may be used.
-    should_stop(token_ids, text): True ends the row with finish_reason "plugin". Not called before
-        min_new_tokens.
+    should_stop(token_ids, text): True ends the row with finish_reason "plugin", and so does a
+        non-empty text, which is stop_reason in place of the name. Not called before min_new_tokens.
     logits(token_ids, logits): a float tensor [vocabulary] for the next token; runs before penalties
         and temperature. One with a third parameter `prompt_token_ids` is given them too.
     post_decode(text): the text of the result, after the cut at stops.
@@ -1490,7 +1490,7 @@ class Plugin:
     name: str = "plugin"
     backends: tuple[str, ...] = ("hf", "vllm")
     kinds: tuple[str, ...] = ("text", "vlm")
-    should_stop: Callable[[Sequence[int], str], bool] | None = None
+    should_stop: Callable[[Sequence[int], str], bool | str] | None = None
     logits: Callable[..., Any] | None = None
     post_decode: Callable[[str], str] | None = None
     hf_stopping_criteria: Sequence[Any] = ()
@@ -4032,6 +4032,7 @@ FOR_COMPANIONS = (
     "check_characters",
     "prompt_of",
     "Completion",
+    "first_stop",
     "find_ending",
     "RowWatch",
     "finish",

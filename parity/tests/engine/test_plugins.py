@@ -34,6 +34,15 @@ class StopAfter(Plugin):
         return len(token_ids) >= self.tokens
 
 
+def test_should_stop_may_say_why(text: GenerationEngine) -> None:
+    class AtFive(Plugin):
+        def should_stop(self, token_ids: Sequence[int], text: str) -> str:
+            return "five" if "5" in text else ""
+
+    [result] = text.generate_text_batch([COUNT], plugins=[AtFive()])
+    assert (result.finish_reason, result.stop_reason) == ("plugin", "five") and result.text.endswith("5")
+
+
 def test_should_stop_ends_a_row_with_its_name(text: GenerationEngine) -> None:
     plugin = StopAfter(7)
     [free] = text.generate_text_batch([COUNT])
