@@ -3234,14 +3234,26 @@ def undo_vllm_class_patch(base: Any, vllm_config: Any) -> None:
 
 
 @contextlib.contextmanager
+def environment(**wanted: str) -> Iterator[None]:
+    """Set variables that are not set, and take them away again."""
+    with contextlib.ExitStack() as stack:
+        for name in wanted.keys() - os.environ.keys():
+            os.environ[name] = wanted[name]
+            stack.callback(os.environ.pop, name, None)
+        yield
+
+
+# vLLM counts NaNs in logits. It asks anew in each step once any of its engines was closed.
+COUNTING_NANS = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+
+
+@contextlib.contextmanager
 def in_process(*, first_runner: bool) -> Iterator[None]:
     """Keep vLLM's engine in this process while it is made, unless the environment says otherwise.
 
     first_runner: on its first model runner, which the logits hook needs; a GPU's default is the
-    second. That it counts NaNs stays in the environment: vLLM asks anew in each step once any of
-    its engines was closed."""
-    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    second."""
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **COUNTING_NANS}
     if first_runner:
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     base = lazy_import("transformers").PreTrainedModel
@@ -3457,12 +3469,13 @@ class VllmBackend:
         engine = self.model.llm_engine
         if engine.output_processor.request_states:
             fix = "give it another engine, or use hf"
-            raise EngineError("a plugin asks the engine that runs it", fix=fix)
+            raise EngineError("a plugin called its own engine; vLLM is not re-entrant", fix=fix)
         groups = lazy_import("vllm.distributed.parallel_state")
         if self.grouped and not groups.model_parallel_is_initialized():
             restore_groups(engine.vllm_config)
         try:
-            with lazy_import("torch").random.fork_rng():  # Python's and numpy's it leaves alone
+            # Python's and numpy's generators vLLM leaves alone.
+            with lazy_import("torch").random.fork_rng(), environment(**COUNTING_NANS):
                 yield engine
         finally:  # what is left of an interrupted call would make the next one spin
             abort(engine, list(engine.output_processor.request_states))
