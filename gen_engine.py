@@ -666,6 +666,9 @@ class ModelLoadConfig:
     def __post_init__(self) -> None:
         check_texts(self, "model")
         check_choice(self, "backend", get_args(Backend))
+        if self.dtype == "auto":  # type: ignore[comparison-overlap]  # transformers' name for it
+            fix = "leave it out: the checkpoint's own dtype is the default, on both backends"
+            raise OptionError("ModelLoadConfig.dtype is 'auto'", fix=fix)
         check_choice(self, "dtype", DTYPES, optional=True)
         check_texts(self, "device", "attn_implementation", "revision", optional=True)
         check_bools(self, "trust_remote_code", "logits_hooks", "progress")
@@ -767,8 +770,8 @@ class GenerationOptions:
     repetition_penalty: above 0. Default 1 does nothing.
     no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and answer, as transformers
         defines it. >= 1. Default None.
-    seed: of the request, not of the process: the same sample alone and in any batch. 0 to 2**63-1.
-        Default None: a new one each time.
+    seed: of the request, not of the process: the same sample alone and in any batch, in float32 (in
+        less, rounding depends on the batch). 0 to 2**63-1. Default None: a new one each time.
     n: samples per request, with the seeds seed, seed + 1, ... (after the largest comes 0); they are
         `result.samples`. 1 to 16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
@@ -1179,7 +1182,7 @@ def load_image(
         source = companions.image_urls.open_url(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
-    with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
+    with wrapping_errors(ImageError, "unreadable image", "give a file that PIL reads"):
         image = source
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
@@ -1287,7 +1290,8 @@ def switches(
             known[name] = value
         else:
             kind = type(owner).__name__
-            note = f"{kind}'s chat template knows no {name} switch; rendered without it"
+            off = ", which is off by default" if name == "enable_thinking" and not value else ""
+            note = f"{kind}'s chat template knows no {name} switch{off}; rendered without it"
             warn_once(note)
             notes += (note,)
     return known, notes
@@ -1535,7 +1539,7 @@ class Checkpoint:
         """The processor. Raises UnsupportedError where the checkpoint takes text only."""
         if self.processor is None:
             fix = "load a vision-language checkpoint"
-            raise UnsupportedError("the checkpoint sees no images", fix=fix)
+            raise UnsupportedError("this checkpoint is text-only", fix=fix)
         return self.processor
 
     @property
@@ -1596,10 +1600,10 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     return dtype if dtype in DTYPES else "bfloat16"  # of fp8 and other quantized weights
 
 
-def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
+def loading(what: str, model: str, note: str = "") -> contextlib.AbstractContextManager[None]:
     """Errors raised inside as LoadErrors about a model."""
     fix = "see what it says; give a checkpoint's directory, or a hub name that can be reached"
-    return wrapping_errors(LoadError, f"{what} {model[:200]!r}", fix)
+    return wrapping_errors(LoadError, f"{what} {model[:200]!r}{note}", fix)
 
 
 def check_places(settings: ModelLoadConfig) -> None:
@@ -1643,7 +1647,9 @@ def takes_images(config: Any) -> bool:
 
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
-    with loading("cannot read the checkpoint", settings.model):
+    is_here = os.path.isdir(settings.model)
+    note = "" if is_here else ", which is no directory here"  # before the hub is blamed
+    with loading("cannot read the checkpoint", settings.model, note):
         check_places(settings)
         transformers = lazy_import("transformers")
         common = {
@@ -1874,7 +1880,7 @@ def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple
         problem = f"the text has {len(text):,} characters"
         raise RequestError(problem, fix=f"at most {MOST_TEXT:,} are tokenized")
     if text and not is_text(text):
-        problem = "the text contains a lone surrogate, half a character"
+        problem = "the text contains a lone surrogate"
         raise RequestError(problem, fix="see where it was cut")
     return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
@@ -2314,23 +2320,23 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     return body + decode_ids(plan.checkpoint.tokenizer, ids[-1:])
 
 
-def no_ending(backend: str, why: str, count: int) -> EngineError:
-    problem = f"{backend} {why}: {count} tokens"
-    return EngineError(problem, fix="report it with the options used")
+def no_ending(backend: str, what: str) -> EngineError:
+    return EngineError(f"{backend} {what}", fix="this is a bug: report it with the options used")
 
 
 def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> Ending:
     """Where and why a completion ends. Raises EngineError for one that should not have ended."""
-    count = len(completion.token_ids)
     ending = find_ending(completion.token_ids, plan)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
-        raise no_ending(backend, "did not follow the replay", count)
+        raise no_ending(backend, "did not follow the replay")
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
             ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
-        raise no_ending(backend, "ended a row for no reason of ours", count)
+        count = len(completion.token_ids)
+        what = f"ended a row after {count} tokens without EOS, stop or length limit"
+        raise no_ending(backend, what)
     return ending
 
 
@@ -2780,7 +2786,7 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
         problem = "the model's logits are not numbers (NaN)"
         return EngineError(problem, fix="check the weights, or load as float32")
     if structured:
-        problem = "the structure came to where it allows no token"
+        problem = "the grammar reached a state that allows no token"
         return RequestError(problem, fix="correct it: nothing satisfies it")
     fix = "check temperature, penalties and plugins"
     return OptionError("no token is left to choose", fix=fix)
@@ -3259,9 +3265,7 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
     base = lazy_import("transformers").PreTrainedModel
     with contextlib.ExitStack() as stack:
         stack.callback(undo_vllm_class_patch, base, lazy_import("vllm.config"))
-        for name in wanted.keys() - os.environ.keys():
-            os.environ[name] = wanted[name]
-            stack.callback(os.environ.pop, name)
+        stack.enter_context(environment(**wanted))
         yield
 
 
@@ -3577,7 +3581,7 @@ def checked_request(source: Any, kind: type[TextGenerationRequest]) -> TextGener
     if kind is TextGenerationRequest and holds_images(request):
         raise RequestError("an image in a text request", fix="use generate_vlm_batch")
     if kind is VlmGenerationRequest and not holds_images(request):
-        raise RequestError("no picture in the request", fix="use generate_text_batch")
+        raise RequestError("no image in the request", fix="use generate_text_batch")
     return request
 
 

@@ -329,6 +329,13 @@ def test_two_vendored_copies_work_in_one_process(text: GenerationEngine, monkeyp
     assert other.render(text, [{"role": "user", "content": "x"}]) == text.render([{"role": "user", "content": "x"}])
 
 
+def test_a_checkpoint_that_is_not_there_is_said_to_be_none_of_this_machine(tmp_path: Path) -> None:
+    """What was heard of a mistyped folder was that huggingface.co could not be reached."""
+    for missing in ("models/tiny-qwen", str(tmp_path / "models")):
+        with pytest.raises(LoadError, match="which is no directory here: "):
+            load(missing)
+
+
 def test_errors_survive_pickling_and_copying() -> None:
     error = RequestError("bad", fix="mend it", index=3)
     for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
