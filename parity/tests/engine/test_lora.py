@@ -321,7 +321,7 @@ NOT_ADDITIVE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", NOT_ADDITIVE, ids=str)
 def test_an_adapter_that_changes_more_than_its_own_rows_is_refused_at_load(
-    changes: dict[str, Any], backend: str, adapters: dict[str, str], tmp_path: Path
+    changes: dict[str, Any], backend: Any, adapters: dict[str, str], tmp_path: Path
 ) -> None:
     """hf computed every row of PiSSA and OLoRA with other base weights; vLLM refused them at the first answer."""
     folder = Path(shutil.copytree(adapters["one"], tmp_path / "other"))
