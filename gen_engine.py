@@ -64,7 +64,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, g
 
 __version__ = "0.3.0"
 
-__all__ = [
+__all__ = [  # what users call; companions use FOR_COMPANIONS, too
     "GenEngineError",
     "OptionError",
     "RequestError",
@@ -74,15 +74,6 @@ __all__ = [
     "BackendMissing",
     "UnsupportedError",
     "EngineError",
-    "MOST_TEXT",
-    "did_you_mean",
-    "short_repr",
-    "wrapping_errors",
-    "check_characters",
-    "lazy_import",
-    "takes",
-    "companions",
-    "installed",
     "ModelLoadConfig",
     "StopOptions",
     "DecodeOptions",
@@ -94,59 +85,11 @@ __all__ = [
     "GenerationResult",
     "ScoreResult",
     "Capabilities",
-    "Contract",
-    "build",
-    "ruled",
-    "whole",
-    "number",
-    "one_of",
-    "is_text",
-    "as_sequence",
-    "TOKEN_IDS",
-    "are_ids",
-    "batch_of",
-    "at_request",
     "load_image",
-    "path_under",
-    "named_source",
     "render",
     "truncate_at_stops",
     "Plugin",
-    "adopt_plugins",
-    "Checkpoint",
-    "Plan",
-    "make_plan",
-    "Prompt",
-    "encode",
-    "check_known",
-    "check_ids",
-    "prompt_of",
-    "RowWatch",
-    "find_ending",
-    "finish",
     "Observer",
-    "NOBODY",
-    "Asked",
-    "vllm_is_on_cpu",
-    "OTHER_VLLM",
-    "WITH_HOOK",
-    "Refusal",
-    "refusal_of",
-    "Decoder",
-    "COLUMN_INPUTS",
-    "is_oom",
-    "oom_error",
-    "free_memory",
-    "no_token",
-    "own_logits",
-    "sampling_warpers",
-    "collate",
-    "Batch",
-    "Row",
-    "DecodeLoop",
-    "Call",
-    "Completion",
-    "samples_of",
     "GenerationEngine",
     "load",
     "generate_text_batch",
@@ -447,30 +390,22 @@ def set_frozen(contract: Any, **values: Any) -> None:
         object.__setattr__(contract, name, value)
 
 
-class Rule(NamedTuple):
-    """What a field accepts.
-
-    meaning: in words, for an error.   kinds: types of the value; a bool is no int.
-    holds: whether a value of these types is valid.   made: converts what the caller wrote.
-    """
-
-    meaning: str
-    kinds: tuple[type[Any], ...]
-    holds: Callable[[Any], bool] = lambda value: True
-    made: Callable[[Any], Any] = lambda value: value
-
-    def applied(self, where: str, value: Any) -> Any:
-        """The converted value. Raises OptionError where it is invalid."""
-        is_array = hasattr(value, "tolist") and not isinstance(value, type)
-        fix = f"it must be {self.meaning}"
-        with wrapping_errors(OptionError, f"{where} cannot be read", fix):
-            made = self.made(value.tolist() if is_array else value)
-        right_kind = isinstance(made, self.kinds)
-        if isinstance(made, bool) and bool not in self.kinds:
-            right_kind = False
-        if not right_kind or not self.holds(made):
-            raise OptionError(f"{where} is {short_repr(made)}", fix=fix)
-        return made
+def checked(
+    where: str,
+    value: Any,
+    meaning: str,
+    is_valid: Callable[[Any], bool],
+    convert: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """The converted value, an array as Python's own numbers. Raises OptionError where it is
+    invalid.   meaning: what is valid, in words."""
+    fix = f"it must be {meaning}"
+    is_array = hasattr(value, "tolist") and not isinstance(value, type)
+    with wrapping_errors(OptionError, f"{where} cannot be read", fix):
+        converted = convert(value.tolist() if is_array else value)
+    if not is_valid(converted):
+        raise OptionError(f"{where} is {short_repr(converted)}", fix=fix)
+    return converted
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
@@ -505,91 +440,108 @@ def batch_of(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-TEXT = Rule(
-    "a non-empty string, of whole characters",
-    (str,),
-    is_text,
-    lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value,
-)
-TEXTS = Rule(
-    "a list of non-empty strings, of whole characters",
-    (tuple,),
-    lambda texts: all(map(is_text, texts)),
-    tuple_of,
-)
-TOKEN_IDS = Rule("a list of token ids", (tuple,), are_ids, tuple_of)
-STORE = Rule(
-    "a MutableMapping of str to str",
-    (MutableMapping,),
-    lambda store: type(store) is not dict or set(map(type, store.values())) <= {str},
-)
-BOOL = Rule("True or False", (bool,))
-RULES = {  # by a field's annotation without "| None", where the field declares no rule
-    "bool": BOOL,
-    "str": TEXT,
-    "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
-    "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
-    "tuple[str, ...]": TEXTS,
-    "tuple[int, ...]": TOKEN_IDS._replace(
-        holds=lambda value: are_ids(value) and min(value, default=0) >= 0
-    ),
-    "MutableMapping[str, str]": STORE,
-}
+# Checks of a contract's fields, which its __post_init__ calls. optional: None is valid, too.
 
 
-class Contract:
-    """Base of options and requests: each field is checked by its rule, then `check` is called."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for declared in dataclasses.fields(self):  # type: ignore[arg-type]
-            annotation = str(declared.type).removesuffix(" | None")
-            rule = declared.metadata.get("rule", RULES.get(annotation))
-            value = getattr(self, declared.name)
-            is_absent = value is None and declared.default is None
-            if rule is not None and not is_absent:
-                where = f"{type(self).__name__}.{declared.name}"
-                set_frozen(self, **{declared.name: rule.applied(where, value)})
-        self.check()
-
-    def check(self) -> None:
-        """Raise OptionError for values that contradict each other."""
+def check_field(contract: Any, name: str, *how: Any) -> None:
+    """Convert and check a field.   how: `checked`'s arguments after the value."""
+    value = checked(f"{type(contract).__name__}.{name}", getattr(contract, name), *how)
+    set_frozen(contract, **{name: value})
 
 
-def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
-    """A field with a rule. default: a value, or a class that makes it."""
-    metadata = {"rule": Rule(meaning, kinds, **rule)}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def nested(kind: type[Any], default: Any, made: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A field that holds a contract, also given as a mapping."""
-    return ruled(default, "", kind, made=lambda value: build(kind, made(value)))
+def check_bools(contract: Any, *names: str) -> None:
+    for name in names:
+        check_field(contract, name, "True or False", is_bool)
 
 
-def whole(default: int | None, least: int, most: int = sys.maxsize) -> Any:
-    """A field that holds an integer in these bounds."""
-    meaning = f"a whole number >= {least} and <= {most}"
-    if default is None:
-        meaning += ", or None"
-    return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
+def path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
-    """A field that holds a finite float."""
+def check_texts(contract: Any, *names: str, optional: bool = False) -> None:
+    """Check fields that hold a text; a path becomes one."""
+    for name in names:
+        if not optional or getattr(contract, name) is not None:
+            meaning = "a non-empty string, of whole characters"
+            check_field(contract, name, meaning, is_text, path_text)
 
-    def made(value: Any) -> Any:  # transformers refuses a penalty of 2
-        if type(value) is int and abs(value) <= sys.float_info.max:
-            return float(value)
-        return value
 
-    def is_valid(value: float) -> bool:
-        return math.isfinite(value) and holds(value)
+def check_int(
+    contract: Any, name: str, least: int, most: int = sys.maxsize, *, optional: bool = False
+) -> None:
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, int) and not is_bool(value) and least <= value <= most
 
-    return ruled(default, meaning, float, holds=is_valid, made=made)
+    if not optional or getattr(contract, name) is not None:
+        or_none = ", or None" if optional else ""
+        check_field(contract, name, f"a whole number >= {least} and <= {most}{or_none}", is_valid)
+
+
+def as_float(value: Any) -> Any:
+    """An integer as a float: transformers refuses a penalty of 2."""
+    return float(value) if type(value) is int and abs(value) <= sys.float_info.max else value
+
+
+def check_float(contract: Any, name: str, meaning: str, is_valid: Callable[[float], bool]) -> None:
+    """Check a field that holds a finite float."""
+
+    def is_sound(value: Any) -> bool:
+        return isinstance(value, float) and math.isfinite(value) and is_valid(value)
+
+    check_field(contract, name, meaning, is_sound, as_float)
+
+
+def is_tuple(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def check_text_list(contract: Any, name: str) -> None:
+    def is_valid(value: Any) -> bool:
+        return is_tuple(value) and all(map(is_text, value))
+
+    meaning = "a list of non-empty strings, of whole characters"
+    check_field(contract, name, meaning, is_valid, tuple_of)
+
+
+def checked_ids(where: str, value: Any) -> tuple[int, ...]:
+    """Token ids. Raises OptionError for anything else."""
+
+    def is_valid(ids: Any) -> bool:
+        return is_tuple(ids) and are_ids(ids)
+
+    ids: tuple[int, ...] = checked(where, value, "a list of token ids", is_valid, tuple_of)
+    return ids
+
+
+def check_ids_field(contract: Any, name: str) -> None:
+    """Check a field that holds token ids of a vocabulary: none is below 0."""
+
+    def is_valid(ids: Any) -> bool:
+        return is_tuple(ids) and are_ids(ids) and min(ids, default=0) >= 0
+
+    check_field(contract, name, "a list of token ids", is_valid, tuple_of)
+
+
+def is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def check_mappings(contract: Any, *names: str) -> None:
+    for name in names:
+        check_field(contract, name, "a mapping", is_mapping)
+
+
+def check_contract(contract: Any, name: str, kind: type[Any]) -> None:
+    """Make a field that holds a contract one, also from a mapping."""
+
+    def is_kind(value: Any) -> bool:
+        return isinstance(value, kind)
+
+    check_field(contract, name, f"fields of {kind.__name__}", is_kind, lambda v: build(kind, v))
 
 
 def check_name(
@@ -601,9 +553,13 @@ def check_name(
     return value
 
 
-def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
-    """A field that holds one of these names."""
-    return ruled(default, "", str, made=lambda value: check_name(value, f"no {what}", names))
+def check_choice(
+    contract: Any, name: str, names: Sequence[str], what: str = "", *, optional: bool = False
+) -> None:
+    """Check a field that holds one of these names.   what: they are. Default: the field's name."""
+    value = getattr(contract, name)
+    if not optional or value is not None:
+        set_frozen(contract, **{name: check_name(value, f"no {what or name}", names)})
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
@@ -645,8 +601,21 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
 }
 
 
+def are_named_paths(value: Any) -> bool:
+    if not is_mapping(value) or not all(map(is_text, value)):
+        return False
+    return all(isinstance(path, (str, os.PathLike)) for path in value.values())
+
+
+def is_store(value: Any) -> bool:
+    """Whether a cache can be kept in it. The values of a plain dict are seen; another mapping may
+    be a file."""
+    is_sound = type(value) is not dict or set(map(type, value.values())) <= {str}
+    return isinstance(value, MutableMapping) and is_sound
+
+
 @dataclass(frozen=True, slots=True)
-class ModelLoadConfig(Contract):
+class ModelLoadConfig:
     """What to load, and where.
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
@@ -675,35 +644,43 @@ class ModelLoadConfig(Contract):
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (NOT_PASSED), are refused. Default: none."""
 
-    model: str = ""  # refused by its rule: there is no default
-    backend: Backend = one_of("hf", "backend", get_args(Backend))
-    dtype: DType | None = one_of(None, "dtype", DTYPES)
+    model: str = ""  # which is refused: there is no default
+    backend: Backend = "hf"
+    dtype: DType | None = None
     device: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-    max_model_len: int | None = whole(None, 2)
-    max_batch_tokens: int | None = whole(None, 1)
-    max_batch_size: int | None = whole(None, 1)
-    adapters: Mapping[str, str] = ruled(
-        dict,
-        "a mapping of names to directories",
-        Mapping,
-        holds=lambda value: (
-            all(map(is_text, value))
-            and all(isinstance(path, (str, os.PathLike)) for path in value.values())
-        ),
-    )
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    max_batch_size: int | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
-    fallback_backend: Literal["hf"] | None = one_of(None, "fallback_backend", ("hf",))
+    fallback_backend: Literal["hf"] | None = None
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_texts(self, "model")
+        check_choice(self, "backend", get_args(Backend))
+        if self.dtype == "auto":  # type: ignore[comparison-overlap]  # transformers' name for it
+            fix = "leave it out: the checkpoint's own dtype is the default, on both backends"
+            raise OptionError("ModelLoadConfig.dtype is 'auto'", fix=fix)
+        check_choice(self, "dtype", DTYPES, optional=True)
+        check_texts(self, "device", "attn_implementation", "revision", optional=True)
+        check_bools(self, "trust_remote_code", "logits_hooks", "progress")
+        check_int(self, "max_model_len", 2, optional=True)
+        check_int(self, "max_batch_tokens", 1, optional=True)
+        check_int(self, "max_batch_size", 1, optional=True)
+        check_field(self, "adapters", "a mapping of names to directories", are_named_paths)
         set_frozen(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
+        if self.cache is not None:
+            check_field(self, "cache", "a MutableMapping of str to str", is_store)
+        check_choice(self, "fallback_backend", ("hf",), optional=True)
+        check_mappings(self, "hf_kwargs", "vllm_kwargs")
         if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
             problem = "a model on the device 'meta', or without return_dict, cannot answer"
             raise OptionError(problem, fix="drop it")
@@ -722,7 +699,7 @@ class ModelLoadConfig(Contract):
 
 
 @dataclass(frozen=True, slots=True)
-class StopOptions(Contract):
+class StopOptions:
     """Where an answer ends before its budget.
 
     strings: the one that completes first, left to right, cuts the text before it (see
@@ -731,19 +708,17 @@ class StopOptions(Contract):
     include_stop: keep the stop in `text`; an EOS id of the checkpoint is never text. Default False.
     ignore_eos: the checkpoint's EOS ids do not end a row. Default False."""
 
-    strings: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "rule": TEXTS._replace(
-                made=lambda value: (value,) if isinstance(value, str) else tuple_of(value)
-            )
-        },
-    )
+    strings: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        if isinstance(self.strings, str):
+            set_frozen(self, strings=(self.strings,))
+        check_text_list(self, "strings")
+        check_ids_field(self, "token_ids")
+        check_bools(self, "include_stop", "ignore_eos")
         set_frozen(
             self,
             strings=tuple(dict.fromkeys(self.strings)),
@@ -755,7 +730,7 @@ class StopOptions(Contract):
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeOptions(Contract):
+class DecodeOptions:
     """How token ids become `text`; `raw_text` always holds everything.
 
     skip_special_tokens: leave out special tokens. Default True.
@@ -766,9 +741,24 @@ class DecodeOptions(Contract):
     clean_up_tokenization_spaces: bool = False
     strip: bool = False
 
+    def __post_init__(self) -> None:
+        check_bools(self, "skip_special_tokens", "clean_up_tokenization_spaces", "strip")
+
+
+def are_replays(value: Any) -> bool:
+    """Whether it holds a list of one token id or more for each request."""
+    return is_tuple(value) and all(
+        isinstance(ids, (list, tuple)) and ids and are_ids(ids) for ids in value
+    )
+
+
+def stop_fields(value: Any) -> Any:
+    """GenerationOptions.stop as fields of StopOptions: a string, or a list of them, is short."""
+    return {"strings": value} if isinstance(value, (str, list, tuple)) else value
+
 
 @dataclass(frozen=True, slots=True)
-class GenerationOptions(Contract):
+class GenerationOptions:
     """How to generate. Each field is passed to the backend as it is: a checkpoint fills in nothing.
 
     max_new_tokens: most tokens of an answer, >= 1. Default 256.
@@ -780,8 +770,8 @@ class GenerationOptions(Contract):
     repetition_penalty: above 0. Default 1 does nothing.
     no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and answer, as transformers
         defines it. >= 1. Default None.
-    seed: of the request, not of the process: the same sample alone and in any batch. 0 to 2**63-1.
-        Default None: a new one each time.
+    seed: of the request, not of the process: the same sample alone and in any batch, in float32 (in
+        less, rounding depends on the batch). 0 to 2**63-1. Default None: a new one each time.
     n: samples per request, with the seeds seed, seed + 1, ... (after the largest comes 0); they are
         `result.samples`. 1 to 16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
@@ -793,55 +783,67 @@ class GenerationOptions(Contract):
         Default None.
     stop: StopOptions, or stop strings.   decode: DecodeOptions.
     max_prompt_tokens: most tokens of a prompt, >= 1. Default None: the window less max_new_tokens.
-    truncate_prompt: cut the beginning of a longer prompt in place of refusing it. Default False."""
+    truncate_prompt: cut a longer prompt in place of refusing it. True: its beginning, with the BOS.
+        "keep_system": what stands behind the BOS and, in a chat, behind what comes before the text
+        of the first message that is not the system's. Default False."""
 
-    max_new_tokens: int = whole(256, 1)
-    min_new_tokens: int = whole(0, 0)
-    temperature: float = number(0.0, "a finite number >= 0", lambda value: value >= 0)
-    top_p: float = number(1.0, "above 0, at most 1", lambda value: 0 < value <= 1)
-    top_k: int | None = whole(None, 1)
-    min_p: float = number(0.0, "0 to 1", lambda value: 0 <= value <= 1)
-    repetition_penalty: float = number(1.0, "above 0", lambda value: value > 0)
-    no_repeat_ngram_size: int | None = whole(None, 1)
-    seed: int | None = whole(None, 0, MOST_SEED)
-    n: int = whole(1, 1, 1 << 14)  # each is a row
-    logprobs: int | None = whole(None, 0)
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int | None = None
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
     logits: bool = False
-    replay: tuple[tuple[int, ...], ...] | None = ruled(
-        None,
-        "a list with one token id or more for each request",
-        tuple,
-        made=tuple_of,
-        holds=lambda rows: all(isinstance(r, (list, tuple)) and r and are_ids(r) for r in rows),
-    )
-    stop: StopOptions = nested(
-        StopOptions,
-        StopOptions,
-        lambda value: {"strings": value} if isinstance(value, (str, list, tuple)) else value,
-    )
-    decode: DecodeOptions = nested(DecodeOptions, DecodeOptions)
-    max_prompt_tokens: int | None = whole(None, 1)
-    truncate_prompt: bool = False
+    replay: tuple[tuple[int, ...], ...] | None = None
+    stop: StopOptions = field(default_factory=StopOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    max_prompt_tokens: int | None = None
+    truncate_prompt: bool | Literal["keep_system"] = False
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_int(self, "max_new_tokens", 1)
+        check_int(self, "min_new_tokens", 0)
+        check_float(self, "temperature", "a finite number >= 0", lambda value: value >= 0)
+        check_float(self, "top_p", "above 0, at most 1", lambda value: 0 < value <= 1)
+        check_int(self, "top_k", 1, optional=True)
+        check_float(self, "min_p", "0 to 1", lambda value: 0 <= value <= 1)
+        check_float(self, "repetition_penalty", "above 0", lambda value: value > 0)
+        check_int(self, "no_repeat_ngram_size", 1, optional=True)
+        check_int(self, "seed", 0, MOST_SEED, optional=True)
+        check_int(self, "n", 1, 1 << 14)  # each is a row
+        check_int(self, "logprobs", 0, optional=True)
+        check_bools(self, "logits")
+        if self.truncate_prompt != "keep_system":
+            check_bools(self, "truncate_prompt")
+        check_int(self, "max_prompt_tokens", 1, optional=True)
+        set_frozen(self, stop=stop_fields(self.stop))
+        check_contract(self, "stop", StopOptions)
+        check_contract(self, "decode", DecodeOptions)
+        if self.replay is not None:
+            meaning = "a list with one token id or more for each request"
+            check_field(self, "replay", meaning, are_replays, tuple_of)
+            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
         if self.min_new_tokens > self.max_new_tokens:
             problem = f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens"
             raise OptionError(problem, fix="lower it")
-        if self.replay is not None:
-            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTemplateOptions(Contract):
+class ChatTemplateOptions:
     """How messages become text.
 
     enable_thinking: the switch that Qwen3's and similar templates read. A template without this
         switch, without tools or without one of the kwargs is rendered without it, with one warning
         and a note on the result. Default False.
     add_generation_prompt: end with the opening of the assistant's turn. Default True.
-    template: a Jinja template in place of the checkpoint's own. It runs in a sandbox, but with no
-        limit of time or memory: let no stranger choose it (the command `batch` renders those of its
-        lines apart, with limits). Default None.
+    template: a Jinja template in place of the checkpoint's own. It runs in a sandbox, for 10
+        seconds at most, but with no limit of memory: let no stranger choose it (the command `batch`
+        renders those of its lines apart, with limits). Default None.
     kwargs: further variables for the template. Default: none.
     special_tokens: what a marker such as <|im_end|> in messages becomes. "keep" (default): the
         token, so that whoever writes it can end a turn. "refuse": an error. "escape": its text;
@@ -851,9 +853,14 @@ class ChatTemplateOptions(Contract):
     add_generation_prompt: bool = True
     template: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    special_tokens: str = one_of("keep", "way with special_tokens", ("keep", "refuse", "escape"))
+    special_tokens: str = "keep"
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_bools(self, "enable_thinking", "add_generation_prompt")
+        check_texts(self, "template", optional=True)
+        check_mappings(self, "kwargs")
+        ways = ("keep", "refuse", "escape")
+        check_choice(self, "special_tokens", ways, "way with special_tokens")
         if self.template is not None and "{" not in self.template:  # a path, most likely
             shown = short_repr(self.template)
             problem = f"ChatTemplateOptions.template is {shown}, which is no Jinja"
@@ -864,8 +871,12 @@ class ChatTemplateOptions(Contract):
             raise OptionError(problem, fix="use the field enable_thinking")
 
 
+def is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
 @dataclass(frozen=True, slots=True)
-class VlmPreprocessOptions(Contract):
+class VlmPreprocessOptions:
     """The pixel budget of an image.
 
     min_pixels, max_pixels: pixels after resizing, >= 1. Default None: the checkpoint's own.
@@ -874,12 +885,16 @@ class VlmPreprocessOptions(Contract):
     background: the colour behind what is transparent, as PIL names it. None shows the colours that
         were hidden, as PIL's convert("RGB") does. Default "white", as in vLLM."""
 
-    min_pixels: int | None = whole(None, 1)
-    max_pixels: int | None = whole(None, 1)
+    min_pixels: int | None = None
+    max_pixels: int | None = None
     do_resize: bool = True
-    background: str | None = ruled("white", "a colour or None", str, type(None))
+    background: str | None = "white"
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_int(self, "min_pixels", 1, optional=True)
+        check_int(self, "max_pixels", 1, optional=True)
+        check_bools(self, "do_resize")
+        check_field(self, "background", "a colour or None", is_text_or_none)
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             problem = f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}"
             raise OptionError(problem, fix="swap them")
@@ -936,7 +951,7 @@ def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class TextGenerationRequest(Contract):
+class TextGenerationRequest:
     """One prompt, in exactly one of three forms.
 
     messages: OpenAI style, rendered by the checkpoint's chat template.
@@ -951,16 +966,27 @@ class TextGenerationRequest(Contract):
         its fields. Needs that companion. Default None: anything."""
 
     messages: tuple[Mapping[str, Any], ...] | None = None
-    prompt: str | None = ruled(None, "a string", str)
-    prompt_token_ids: tuple[int, ...] | None = field(default=None, metadata={"rule": TOKEN_IDS})
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
     tools: tuple[Any, ...] | None = None
-    chat: ChatTemplateOptions = nested(ChatTemplateOptions, ChatTemplateOptions)
+    chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
     continue_final: bool = False
-    seed: int | None = whole(None, 0, MOST_SEED)
+    seed: int | None = None
     adapter: str | None = None
     structured: Any = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        check_field(self, "prompt", "a string", is_text_or_none)
+        for name in ("messages", "tools"):
+            if getattr(self, name) is not None:
+                check_field(self, name, "a list", is_tuple, tuple_of)
+        if self.prompt_token_ids is not None:
+            ids = checked_ids("TextGenerationRequest.prompt_token_ids", self.prompt_token_ids)
+            set_frozen(self, prompt_token_ids=ids)
+        check_contract(self, "chat", ChatTemplateOptions)
+        check_bools(self, "continue_final")
+        check_int(self, "seed", 0, MOST_SEED, optional=True)
+        check_texts(self, "adapter", optional=True)
         names = ("messages", "prompt", "prompt_token_ids")
         forms = [name for name in names if getattr(self, name) is not None]
         if len(forms) != 1:
@@ -991,12 +1017,18 @@ class VlmGenerationRequest(TextGenerationRequest):
     image_root: the folder that texts in messages may name files of: whoever writes a message is
         not to read other ones. Default None: they are refused."""
 
-    images: tuple[Any, ...] = ruled(
-        (), "images", tuple, made=lambda value: tuple(as_sequence(value))
-    )
-    vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
+    images: tuple[Any, ...] = ()
+    vlm: VlmPreprocessOptions = field(default_factory=VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
     image_root: str | None = None
+
+    def __post_init__(self) -> None:
+        TextGenerationRequest.__post_init__(self)  # super() finds another class: slots made anew
+        set_frozen(self, images=tuple(as_sequence(self.images)))
+        check_contract(self, "vlm", VlmPreprocessOptions)
+        if self.image_loader is not None:
+            check_field(self, "image_loader", "a function that is given a URL", callable)
+        check_texts(self, "image_root", optional=True)
 
 
 FinishReason = Literal["eos", "stop", "length", "plugin"]
@@ -1150,7 +1182,7 @@ def load_image(
         source = companions.image_urls.open_url(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
-    with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
+    with wrapping_errors(ImageError, "unreadable image", "give a file that PIL reads"):
         image = source
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
@@ -1258,7 +1290,8 @@ def switches(
             known[name] = value
         else:
             kind = type(owner).__name__
-            note = f"{kind}'s chat template knows no {name} switch; rendered without it"
+            off = ", which is off by default" if name == "enable_thinking" and not value else ""
+            note = f"{kind}'s chat template knows no {name} switch{off}; rendered without it"
             warn_once(note)
             notes += (note,)
     return known, notes
@@ -1318,6 +1351,30 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
     return {**turn, "content": content}
 
 
+TEMPLATE_SECONDS = 10.0  # of processor time, for a chat template that a request brings
+
+
+@contextlib.contextmanager
+def limited_time(seconds: float) -> Iterator[None]:
+    """Raise RequestError inside where this thread's Python code takes longer, as a template's loops
+    do. One operation that is not Python's own, as a power of large numbers, is not interrupted."""
+    clock = lazy_import("time").thread_time
+    end = clock() + seconds
+    previous = sys.gettrace()
+
+    def watch(frame: Any, event: str, argument: Any) -> Any:
+        if clock() > end:
+            problem = f"the request's chat template ran for more than {seconds:g} seconds"
+            raise RequestError(problem, fix="simplify chat.template")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
 class Rendered(NamedTuple):
     """A chat as text.
 
@@ -1353,14 +1410,15 @@ def render_chat(
             notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
             turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
-        text = owner.apply_chat_template(
-            turns,
-            add_generation_prompt=chat.add_generation_prompt and not continue_final,
-            continue_final_message=continue_final,
-            tokenize=False,  # releases return different types otherwise
-            **({"chat_template": chat.template} if chat.template else {}),
-            **known,
-        )
+        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
+            text = owner.apply_chat_template(
+                turns,
+                add_generation_prompt=chat.add_generation_prompt and not continue_final,
+                continue_final_message=continue_final,
+                tokenize=False,  # releases return different types otherwise
+                **({"chat_template": chat.template} if chat.template else {}),
+                **known,
+            )
     return Rendered(text, mark, notes)
 
 
@@ -1425,8 +1483,8 @@ class Plugin:
     A hook that is None is not called. Hooks see generated tokens only, never padding. One that
     raises fails its row with an OptionError that names the plugin.
     name: is stop_reason, and stands in errors.   backends, kinds: where it may be used.
-    should_stop(token_ids, text): True ends the row with finish_reason "plugin". Not called before
-        min_new_tokens.
+    should_stop(token_ids, text): True ends the row with finish_reason "plugin", and so does a
+        non-empty text, which is stop_reason in place of the name. Not called before min_new_tokens.
     logits(token_ids, logits): a float tensor [vocabulary] for the next token; runs before penalties
         and temperature. One with a third parameter `prompt_token_ids` is given them too.
     post_decode(text): the text of the result, after the cut at stops.
@@ -1436,7 +1494,7 @@ class Plugin:
     name: str = "plugin"
     backends: tuple[str, ...] = ("hf", "vllm")
     kinds: tuple[str, ...] = ("text", "vlm")
-    should_stop: Callable[[Sequence[int], str], bool] | None = None
+    should_stop: Callable[[Sequence[int], str], bool | str] | None = None
     logits: Callable[..., Any] | None = None
     post_decode: Callable[[str], str] | None = None
     hf_stopping_criteria: Sequence[Any] = ()
@@ -1481,7 +1539,7 @@ class Checkpoint:
         """The processor. Raises UnsupportedError where the checkpoint takes text only."""
         if self.processor is None:
             fix = "load a vision-language checkpoint"
-            raise UnsupportedError("the checkpoint sees no images", fix=fix)
+            raise UnsupportedError("this checkpoint is text-only", fix=fix)
         return self.processor
 
     @property
@@ -1542,10 +1600,10 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     return dtype if dtype in DTYPES else "bfloat16"  # of fp8 and other quantized weights
 
 
-def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
+def loading(what: str, model: str, note: str = "") -> contextlib.AbstractContextManager[None]:
     """Errors raised inside as LoadErrors about a model."""
     fix = "see what it says; give a checkpoint's directory, or a hub name that can be reached"
-    return wrapping_errors(LoadError, f"{what} {model[:200]!r}", fix)
+    return wrapping_errors(LoadError, f"{what} {model[:200]!r}{note}", fix)
 
 
 def check_places(settings: ModelLoadConfig) -> None:
@@ -1589,7 +1647,9 @@ def takes_images(config: Any) -> bool:
 
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
-    with loading("cannot read the checkpoint", settings.model):
+    is_here = os.path.isdir(settings.model)
+    note = "" if is_here else ", which is no directory here"  # before the hub is blamed
+    with loading("cannot read the checkpoint", settings.model, note):
         check_places(settings)
         transformers = lazy_import("transformers")
         common = {
@@ -1820,7 +1880,7 @@ def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple
         problem = f"the text has {len(text):,} characters"
         raise RequestError(problem, fix=f"at most {MOST_TEXT:,} are tokenized")
     if text and not is_text(text):
-        problem = "the text contains a lone surrogate, half a character"
+        problem = "the text contains a lone surrogate"
         raise RequestError(problem, fix="see where it was cut")
     return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
@@ -1873,28 +1933,6 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         raise PromptTooLongError(f"{problem}, but {why_limited(plan)}", fix="shorten it")
 
 
-def fit_to_window(
-    ids: tuple[int, ...], length: int, has_images: bool, plan: Plan
-) -> tuple[int, ...]:
-    """A prompt that leaves room for max_new_tokens. Cuts the beginning where the options say so,
-    else raises PromptTooLongError. length: in tokens, with those of the images."""
-    options = plan.options
-    room, most = token_limits(plan)
-    limit = min(room, most)
-    if length <= limit:
-        return ids
-    if options.truncate_prompt and not has_images and limit > 0:
-        return ids[-limit:]
-    why = why_limited(plan)
-    if limit <= 0:
-        fix = "lower max_new_tokens"
-    elif has_images:
-        fix = "shorten it (one with images cannot be truncated)"
-    else:
-        fix = "shorten it or set truncate_prompt=True"
-    raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
-
-
 def prompt_ids(
     request: TextGenerationRequest, plan: Plan
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -1915,6 +1953,65 @@ def prompt_ids(
         return companions.escaping.encode_pieces(checkpoint, pieces), rendered.notes
     # No special tokens: the template wrote its own BOS.
     return encode(checkpoint, rendered.text, False), rendered.notes
+
+
+def with_other_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text differs from the first character on."""
+    content = message.get("content")
+    begin = content if isinstance(content, str) else ""
+    return {**message, "content": "b" if begin.startswith("a") else "a"}
+
+
+def head_length(request: TextGenerationRequest, ids: tuple[int, ...], plan: Plan) -> int:
+    """How many tokens of a prompt "keep_system" keeps: the BOS, or all that stays as it is when the
+    first message that is not the system's has another text."""
+    if request.messages is None:
+        return int(ids[:1] == (plan.checkpoint.tokenizer.bos_token_id,))
+    messages = list(request.messages)
+    roles = [message["role"] for message in messages]
+    first = next((k for k, role in enumerate(roles) if role not in ("system", "developer")), 0)
+    messages[first] = with_other_text(messages[first])
+    other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
+    pairs = enumerate(zip(ids, other))
+    return next((k for k, (own, changed) in pairs if own != changed), min(len(ids), len(other)))
+
+
+def cut_to_window(
+    request: TextGenerationRequest, ids: tuple[int, ...], limit: int, plan: Plan
+) -> tuple[int, ...]:
+    """A prompt of too many tokens, cut as the options say. Raises PromptTooLongError where not even
+    what is kept fits."""
+    head = head_length(request, ids, plan) if plan.options.truncate_prompt == "keep_system" else 0
+    if head >= limit:
+        problem = f"the {head} tokens up to the system's end do not fit: {why_limited(plan)}"
+        raise PromptTooLongError(problem, fix="shorten it or set truncate_prompt=True")
+    return ids[:head] + ids[head - limit :]
+
+
+def fit_to_window(
+    request: TextGenerationRequest,
+    ids: tuple[int, ...],
+    length: int,
+    has_images: bool,
+    plan: Plan,
+) -> tuple[int, ...]:
+    """A prompt that leaves room for max_new_tokens. Cuts it where the options say so, else raises
+    PromptTooLongError. length: in tokens, with those of the images."""
+    options = plan.options
+    room, most = token_limits(plan)
+    limit = min(room, most)
+    if length <= limit:
+        return ids
+    if options.truncate_prompt and not has_images and limit > 0:
+        return cut_to_window(request, ids, limit, plan)
+    why = why_limited(plan)
+    if limit <= 0:
+        fix = "lower max_new_tokens"
+    elif has_images:
+        fix = "shorten it (one with images cannot be truncated)"
+    else:
+        fix = "shorten it or set truncate_prompt=True"
+    raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
 def check_adapter(name: str | None, adapters: Mapping[str, str]) -> None:
@@ -2022,10 +2119,13 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
-    kept = fit_to_window(ids, length, bool(images), plan)
+    kept = fit_to_window(request, ids, length, bool(images), plan)
     lost = len(ids) - len(kept)
     if lost:
-        notes += (f"the first {lost} tokens of the prompt were cut",)
+        if plan.options.truncate_prompt is True:
+            notes += (f"the first {lost} tokens of the prompt were cut",)
+        else:
+            notes += (f"{lost} tokens of the prompt were cut behind the system's",)
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:
@@ -2220,23 +2320,23 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     return body + decode_ids(plan.checkpoint.tokenizer, ids[-1:])
 
 
-def no_ending(backend: str, why: str, count: int) -> EngineError:
-    problem = f"{backend} {why}: {count} tokens"
-    return EngineError(problem, fix="report it with the options used")
+def no_ending(backend: str, what: str) -> EngineError:
+    return EngineError(f"{backend} {what}", fix="this is a bug: report it with the options used")
 
 
 def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> Ending:
     """Where and why a completion ends. Raises EngineError for one that should not have ended."""
-    count = len(completion.token_ids)
     ending = find_ending(completion.token_ids, plan)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
-        raise no_ending(backend, "did not follow the replay", count)
+        raise no_ending(backend, "did not follow the replay")
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
             ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
-        raise no_ending(backend, "ended a row for no reason of ours", count)
+        count = len(completion.token_ids)
+        what = f"ended a row after {count} tokens without EOS, stop or length limit"
+        raise no_ending(backend, what)
     return ending
 
 
@@ -2372,6 +2472,15 @@ def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
+def splits_prompts(config: ModelLoadConfig, window: int | None) -> bool:
+    """Whether the caller's vllm_kwargs have vLLM compute long prompts in parts.
+
+    window: most tokens of a prompt; None where it is not known."""
+    most = config.vllm_kwargs.get("max_num_batched_tokens")
+    wants = config.vllm_kwargs.get("enable_chunked_prefill")
+    return bool(wants) or (wants is None and most is not None and most < (window or sys.maxsize))
+
+
 def holds_back_free_ends(asked: Asked) -> bool:
     """Whether EOS ids do not end a row, and others are held back below a minimum."""
     stop = asked.options.stop
@@ -2441,6 +2550,16 @@ UNSUPPORTED = (
         "a temperature that is not 0 or 0.01 to 2",
         lambda a: not 0.01 <= (a.options.temperature or 1) <= 2,
         "vLLM would raise what is below, and takes no more: use one of these, or backend='hf'",
+    ),
+    Refusal(
+        "vllm",
+        "samples on a CPU where vllm_kwargs let it compute prompts in parts",
+        lambda a: (
+            a.options.temperature
+            and splits_prompts(a.config, a.config.max_model_len)
+            and vllm_is_on_cpu()
+        ),
+        "drop enable_chunked_prefill and max_num_batched_tokens, or use backend='hf'",
     ),
     Refusal(
         "vllm",
@@ -2667,7 +2786,7 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
         problem = "the model's logits are not numbers (NaN)"
         return EngineError(problem, fix="check the weights, or load as float32")
     if structured:
-        problem = "the structure came to where it allows no token"
+        problem = "the grammar reached a state that allows no token"
         return RequestError(problem, fix="correct it: nothing satisfies it")
     fix = "check temperature, penalties and plugins"
     return OptionError("no token is left to choose", fix=fix)
@@ -3121,22 +3240,32 @@ def undo_vllm_class_patch(base: Any, vllm_config: Any) -> None:
 
 
 @contextlib.contextmanager
+def environment(**wanted: str) -> Iterator[None]:
+    """Set variables that are not set, and take them away again."""
+    with contextlib.ExitStack() as stack:
+        for name in wanted.keys() - os.environ.keys():
+            os.environ[name] = wanted[name]
+            stack.callback(os.environ.pop, name, None)
+        yield
+
+
+# vLLM counts NaNs in logits. It asks anew in each step once any of its engines was closed.
+COUNTING_NANS = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+
+
+@contextlib.contextmanager
 def in_process(*, first_runner: bool) -> Iterator[None]:
     """Keep vLLM's engine in this process while it is made, unless the environment says otherwise.
 
     first_runner: on its first model runner, which the logits hook needs; a GPU's default is the
-    second. That it counts NaNs stays in the environment: vLLM asks anew in each step once any of
-    its engines was closed."""
-    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    second."""
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **COUNTING_NANS}
     if first_runner:
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     base = lazy_import("transformers").PreTrainedModel
     with contextlib.ExitStack() as stack:
         stack.callback(undo_vllm_class_patch, base, lazy_import("vllm.config"))
-        for name in wanted.keys() - os.environ.keys():
-            os.environ[name] = wanted[name]
-            stack.callback(os.environ.pop, name)
+        stack.enter_context(environment(**wanted))
         yield
 
 
@@ -3165,8 +3294,11 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
     }
+    if vllm_is_on_cpu() and not splits_prompts(settings, checkpoint.window):
+        # For a prompt in parts vLLM turns the row's generator back; one of a CPU cannot be.
+        arguments["enable_chunked_prefill"] = False
     if settings.adapters:
-        arguments.update(companions.adapters.vllm_arguments(settings.adapters))
+        arguments.update(companions.adapters.vllm_arguments(settings.adapters, checkpoint))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
     arguments.update(settings.vllm_kwargs)
@@ -3341,12 +3473,13 @@ class VllmBackend:
         engine = self.model.llm_engine
         if engine.output_processor.request_states:
             fix = "give it another engine, or use hf"
-            raise EngineError("a plugin asks the engine that runs it", fix=fix)
+            raise EngineError("a plugin called its own engine; vLLM is not re-entrant", fix=fix)
         groups = lazy_import("vllm.distributed.parallel_state")
         if self.grouped and not groups.model_parallel_is_initialized():
             restore_groups(engine.vllm_config)
         try:
-            with lazy_import("torch").random.fork_rng():  # Python's and numpy's it leaves alone
+            # Python's and numpy's generators vLLM leaves alone.
+            with lazy_import("torch").random.fork_rng(), environment(**COUNTING_NANS):
                 yield engine
         finally:  # what is left of an interrupted call would make the next one spin
             abort(engine, list(engine.output_processor.request_states))
@@ -3448,7 +3581,7 @@ def checked_request(source: Any, kind: type[TextGenerationRequest]) -> TextGener
     if kind is TextGenerationRequest and holds_images(request):
         raise RequestError("an image in a text request", fix="use generate_vlm_batch")
     if kind is VlmGenerationRequest and not holds_images(request):
-        raise RequestError("no picture in the request", fix="use generate_text_batch")
+        raise RequestError("no image in the request", fix="use generate_text_batch")
     return request
 
 
@@ -3726,7 +3859,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         cache: bool,
     ) -> list[Any]:
         requests = batch_of(sources, "requests")
-        cache = BOOL.applied("cache", cache)
+        cache = checked("cache", cache, "True or False", is_bool)
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)
@@ -3875,7 +4008,77 @@ generate_vlm_batch = GenerationEngine.generate_vlm_batch
 score_batch = GenerationEngine.score_batch
 
 
-# == 16. Command line: which version this copy is =================================================
+# == 16. For companions: what they use beside __all__ =============================================
+
+# No promise: with any release a name may change or go. A companion is copied with the gen_engine.py
+# of its own release, which `make vendor` sees to. What else this file holds only it uses.
+FOR_COMPANIONS = (
+    "did_you_mean",
+    "short_repr",
+    "wrapping_errors",
+    "at_request",
+    "lazy_import",
+    "companions",
+    "installed",
+    "takes",
+    "build",
+    "as_sequence",
+    "is_text",
+    "are_ids",
+    "batch_of",
+    "check_field",
+    "check_bools",
+    "check_texts",
+    "check_int",
+    "check_float",
+    "check_text_list",
+    "checked_ids",
+    "check_ids_field",
+    "check_choice",
+    "path_under",
+    "named_source",
+    "adopt_plugins",
+    "Checkpoint",
+    "Plan",
+    "make_plan",
+    "Prompt",
+    "check_known",
+    "MOST_TEXT",
+    "encode",
+    "check_ids",
+    "check_characters",
+    "prompt_of",
+    "Completion",
+    "first_stop",
+    "find_ending",
+    "RowWatch",
+    "finish",
+    "NOBODY",
+    "Call",
+    "Asked",
+    "Refusal",
+    "vllm_is_on_cpu",
+    "OTHER_VLLM",
+    "WITH_HOOK",
+    "Decoder",
+    "refusal_of",
+    "Row",
+    "is_oom",
+    "oom_error",
+    "free_memory",
+    "collate",
+    "no_token",
+    "own_logits",
+    "sampling_warpers",
+    "COLUMN_INPUTS",
+    "Batch",
+    "DecodeLoop",
+    "auto_class",
+    "samples_of",
+)
+
+
+# == 17. Command line: which version this copy is =================================================
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,8 @@ __all__ = [
     "vllm_arguments",
     "vllm_requests",
 ]
+
+log = logging.getLogger("gen_engine")
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -58,8 +62,34 @@ def check_rank(path: str, config: Mapping[str, Any]) -> None:
             raise ValueError(f"its config says rank {config['r']}, {name} has {weight.shape[0]}")
 
 
+# These starts leave the base weights as they are. Others (PiSSA, OLoRA, CorDA, LoftQ) change them
+# at each load, for every row.
+ADDITIVE_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+NOT_ONLY_ITS_OWN = {  # of PEFT's config -> what it does to rows that do not name the adapter
+    "bias": "it replaces the base model's biases",
+    "layer_replication": "it repeats layers of the base model",
+    "trainable_token_indices": "it replaces rows of the embeddings",
+    "alora_invocation_tokens": "it begins in the middle of a row",
+}
+
+
+def check_additive(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for an adapter that changes more than what it adds to rows that name it."""
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower() not in ADDITIVE_STARTS:
+        problem = f"init_lora_weights {ge.short_repr(start)} changes the base weights at load"
+        fix = "convert it with PEFT's path_initial_model_for_weight_conversion"
+        raise ge.LoadError(problem, fix=fix)
+    for name, why in NOT_ONLY_ITS_OWN.items():
+        value = config.get(name)
+        if value and value != "none":
+            problem = f"its config sets {name!r}: {why}, for rows without the adapter, too"
+            raise ge.LoadError(problem, fix="merge it into the checkpoint")
+
+
 def check_adapters(adapters: Mapping[str, str]) -> None:
-    """Raise LoadError for what is no LoRA adapter, or contradicts its own config."""
+    """Raise LoadError for what is no LoRA adapter, contradicts its own config, or changes rows that
+    do not name it."""
     for path in adapters.values():
         fix = "give a directory where PEFT saved LoRA weights"
         with ge.wrapping_errors(ge.LoadError, f"no adapter at {ge.short_repr(path)}", fix):
@@ -67,6 +97,7 @@ def check_adapters(adapters: Mapping[str, str]) -> None:
             kind = config["peft_type"]
             if kind != "LORA":
                 raise ValueError(f"its peft_type is {ge.short_repr(kind)}")
+            check_additive(config)
             check_rank(path, config)
 
 
@@ -76,9 +107,8 @@ def is_beyond_lora(path: str) -> bool:
         config = adapter_config(path)
     except (OSError, ValueError):  # an error of the load itself
         return False
-    has_bias = config.get("bias", "none") != "none"
-    others = ("use_dora", "modules_to_save", "rank_pattern")
-    return has_bias or any(config.get(name) for name in others)
+    names = ("use_dora", "modules_to_save", "rank_pattern", "lora_bias", "use_qalora", "use_bdlora")
+    return any(config.get(name) for name in names)
 
 
 def loads_beyond_lora(asked: ge.Asked) -> bool:
@@ -98,7 +128,7 @@ REFUSALS = (
     ),
     ge.Refusal(
         "vllm",
-        "adapters with DoRA, bias, modules_to_save or rank_pattern",
+        "adapters with DoRA, lora_bias, modules_to_save or rank_pattern",
         loads_beyond_lora,
         "use backend='hf', or merge the adapter into the checkpoint",
     ),
@@ -114,15 +144,25 @@ REFUSALS = (
 
 
 def load_hf(model: Any, adapters: Mapping[str, str]) -> None:
-    """Load adapters into a transformers model. Raises LoadError for one of another model."""
+    """Load adapters into a transformers model. Raises LoadError for one of another model: each of
+    its weights must have a place, and each place a weight."""
     with warnings.catch_warnings():  # PEFT warns of every adapter after the first
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         for name, path in adapters.items():
             info = model.load_adapter(path, adapter_name=name)  # None before 5.x
-            strays = sorted(getattr(info, "unexpected_keys", ()))
-            if strays:
-                problem = f"adapter {name!r} fits nowhere: {ge.short_repr(strays)}"
-                raise ge.LoadError(problem, fix="see which model it was made for")
+            check_names(name, "fit nowhere", getattr(info, "unexpected_keys", ()))
+            # It names those of the adapters before, too.
+            own = re.compile(rf"\.(lora_\w+|modules_to_save)\.{re.escape(name)}(\.|$)")
+            missing = filter(own.search, getattr(info, "missing_keys", ()))
+            check_names(name, "are missing", missing)
+
+
+def check_names(adapter: str, what: str, names: Iterable[str]) -> None:
+    """Raise LoadError where there are names of an adapter's weights."""
+    wrong = sorted(names)
+    if wrong:
+        problem = f"{len(wrong)} weights of adapter {adapter!r} {what}: {ge.short_repr(wrong)}"
+        raise ge.LoadError(problem, fix="see which model it was made for")
 
 
 def switch_hf(model: Any, name: str | None) -> None:
@@ -139,8 +179,23 @@ def switch_hf(model: Any, name: str | None) -> None:
 # == vLLM ==
 
 
-def vllm_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
-    """vllm.LLM's keywords for adapters."""
+def check_fit(adapters: Mapping[str, str], checkpoint: ge.Checkpoint) -> None:
+    """Raise LoadError for an adapter of another model: vLLM reads it at its first request, and
+    leaves out what fits nowhere. transformers compares the names, without the model's weights."""
+    auto = ge.auto_class(checkpoint)
+    if type(checkpoint.config) not in auto._model_mapping or ge.installed("transformers<5.10"):
+        log.warning("transformers cannot tell whether adapters fit this model; vLLM will not say")
+        return
+    ge.lazy_import("peft")
+    code = checkpoint.settings.trust_remote_code
+    with ge.lazy_import("torch").device("meta"):
+        model = auto.from_config(checkpoint.config, trust_remote_code=code)
+    load_hf(model, adapters)
+
+
+def vllm_arguments(adapters: Mapping[str, str], checkpoint: ge.Checkpoint) -> dict[str, Any]:
+    """vllm.LLM's keywords for adapters. Raises LoadError for one of another model."""
+    check_fit(adapters, checkpoint)
     longest = max(8, *(adapter_config(path)["r"] for path in adapters.values()))
     return {
         "enable_lora": True,
@@ -183,10 +238,16 @@ def add_hf(backend: Any, name: str, path: str) -> None:
         load_hf(backend.model, {name: path})
     except BaseException:
         with contextlib.suppress(ValueError):  # it was not begun
-            backend.model.delete_adapter(name)
+            delete_hf(backend.model, name)
         raise
     finally:
         switch_hf(backend.model, backend.adapter)
+
+
+def delete_hf(model: Any, name: str) -> None:
+    with warnings.catch_warnings():  # where it was switched to last, or loaded last
+        warnings.filterwarnings("ignore", message="Adapter .* was active")
+        model.delete_adapter(name)
 
 
 def add_vllm(backend: Any, name: str, path: str) -> None:
@@ -198,6 +259,7 @@ def add_vllm(backend: Any, name: str, path: str) -> None:
     if rank > room.max_lora_rank:
         problem = f"vllm has room for rank {room.max_lora_rank}, the adapter {name!r} has {rank}"
         raise ge.UnsupportedError(problem, fix=fix)
+    check_fit({name: path}, backend.checkpoint)
     own = vllm_requests({name: path})
     with backend.healthy() as engine:
         engine.add_lora(own[name])
@@ -210,7 +272,8 @@ def remove(backend: Any, name: str) -> None:
     if name not in adapters:
         raise ge.OptionError(f"no adapter {name!r} is loaded", fix=ge.did_you_mean(name, adapters))
     if backend.name == "hf":
-        backend.model.delete_adapter(name)
+        delete_hf(backend.model, name)
+        switch_hf(backend.model, backend.adapter)
     else:
         with backend.healthy() as engine:
             engine.remove_lora(backend.adapters.pop(name).lora_int_id)

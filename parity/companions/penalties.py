@@ -55,7 +55,7 @@ def biases(value: Any) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class PenaltyOptions(ge.Contract):
+class PenaltyOptions:
     """What Penalties takes beside the engine.
 
     presence_penalty: subtracted from the logit of each token that the answer contains. -2 to 2.
@@ -74,11 +74,14 @@ class PenaltyOptions(ge.Contract):
     bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
+        ge.check_text_list(self, "bad_words")
+        if self.allowed_token_ids is not None:
+            ge.check_ids_field(self, "allowed_token_ids")
         if self.allowed_token_ids == ():
             raise ge.OptionError("allowed_token_ids is empty", fix="name a token, or drop it")
 

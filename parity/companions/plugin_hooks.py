@@ -166,7 +166,8 @@ class Hooks(tuple[ge.Plugin, ...]):
             for name, hook in hooks:
                 answer = call_hook(name, "should_stop", hook, ids, text)
                 if call_hook(name, "should_stop", bool, answer):
-                    watch.plugin_end = len(ids), name
+                    why = str(answer) if isinstance(answer, str) else name
+                    watch.plugin_end = len(ids), why
                     return True
         return watch.over
 

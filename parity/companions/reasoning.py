@@ -236,7 +236,7 @@ def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingOptions(ge.Contract):
+class ThinkingOptions:
     """What Thinking takes beside the engine.
 
     budget: most tokens, >= 0, of the answer before the thought is ended by writing its marker.
@@ -245,13 +245,13 @@ class ThinkingOptions(ge.Contract):
         a list. Default: none.
     format: a name of FORMATS. Default None: that of the checkpoint."""
 
-    budget: int | None = ge.ruled(
-        None, "a whole number >= 0", int, holds=lambda value: type(value) is int and value >= 0
-    )
+    budget: int | None = None
     stop: Any = ()
     format: str | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        ge.check_int(self, "budget", 0, optional=True)
+        ge.check_texts(self, "format", optional=True)
         if self.format is not None:
             format_named(self.format)
         ge.StopOptions(strings=self.stop)
@@ -261,7 +261,7 @@ class Thinking(ge.Plugin):
     """A plugin for requests whose model thinks first.
 
     engine: the engine that it is for.   settings: fields of ThinkingOptions.
-    A row that it ends has the finish_reason "plugin" and the stop_reason "thinking"."""
+    A row that it ends has the finish_reason "plugin", and the stop as its stop_reason."""
 
     name = "thinking"
 
@@ -282,17 +282,20 @@ class Thinking(ge.Plugin):
             self.logits = self._force_end
         if self.stops:
             self.settings["answer_strings"] = list(self.stops)
-            self.should_stop = self._answer_has_stop
+            self.should_stop = self._stop_in_answer
             self.post_decode = self._cut_answer
 
     def _answer_start(self, text: str) -> int | None:
-        """Where the answer begins in a text, or None inside the thought."""
-        end = re.search(self.markers.end, text)
+        """Where the answer begins in a text, or None inside the thought. The blank lines between
+        the two belong to neither: no stop is found in them."""
+        end = re.search(rf"(?:{self.markers.end})\s*", text)
         return None if end is None else end.end()
 
-    def _answer_has_stop(self, token_ids: Sequence[int], text: str) -> bool:
+    def _stop_in_answer(self, token_ids: Sequence[int], text: str) -> str:
+        """The stop that ends the answer, or nothing."""
         begin = self._answer_start(text)
-        return begin is not None and any(stop in text[begin:] for stop in self.stops)
+        cut = None if begin is None else ge.first_stop(text[begin:], self.stops)
+        return "" if cut is None else cut[2]
 
     def _cut_answer(self, text: str) -> str:
         begin = self._answer_start(text)

@@ -40,7 +40,7 @@ def response_ids(response: Any, plan: ge.Plan) -> tuple[int, ...]:
         ge.check_characters(response, plan, "the response")
         ids = ge.encode(plan.checkpoint, response, False)
     else:
-        ids = ge.TOKEN_IDS.applied("the response", () if response is None else response)
+        ids = ge.checked_ids("the response", () if response is None else response)
     if not ids:
         raise ge.RequestError("the response has no tokens", fix="give it some text or ids")
     return ids
@@ -125,13 +125,18 @@ def with_numbers(scores: Sequence[ge.ScoreResult]) -> list[ge.ScoreResult]:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions(ge.Contract):
+class ScoreOptions:
     """How to score, as `GenerationEngine.score_batch` describes it."""
 
     logits: bool = False
     grad: bool = False
-    boundary: str = ge.one_of("ids", "boundary", ("ids", "text"))
-    temperature: float = ge.number(1.0, "a finite number above 0", lambda value: value > 0)
+    boundary: str = "ids"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        ge.check_bools(self, "logits", "grad")
+        ge.check_choice(self, "boundary", ("ids", "text"))
+        ge.check_float(self, "temperature", "a finite number above 0", lambda value: value > 0)
 
     def needs_logits(self, backend: str) -> bool:
         """Whether all logits of a token must be seen: vLLM's own log-probabilities are raw."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import dataclasses
 import functools
 import importlib
 import math
@@ -106,7 +105,7 @@ REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation(ge.Contract):
+class Speculation:
     """How to draft; a gen_engine.Decoder, for `load(decoder=...)`.
 
     method: "ngram" drafts what followed the last few tokens where they stood before, in the prompt
@@ -115,14 +114,18 @@ class Speculation(ge.Contract):
     lookup_max, lookup_min: for "ngram" only, how many last tokens to look for, at most and at
         least: the longest run that is found."""
 
-    method: str = ge.one_of(dataclasses.MISSING, "speculative method", METHODS)
+    method: str
     # Beyond 5 the odds that all are right fall faster than the rounds get fewer.
-    num_tokens: int = ge.whole(5, 1)
+    num_tokens: int = 5
     model: str | None = None
-    lookup_max: int = ge.whole(3, 1)
-    lookup_min: int = ge.whole(1, 1)
+    lookup_max: int = 3
+    lookup_min: int = 1
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        ge.check_choice(self, "method", METHODS, "speculative method")
+        ge.check_texts(self, "model", optional=True)
+        for name in ("num_tokens", "lookup_max", "lookup_min"):
+            ge.check_int(self, name, 1)
         if (self.model is not None) != (self.method == "draft_model"):
             problem = f"Speculation.model is {self.model!r}"
             raise ge.OptionError(problem, fix="ngram has none, draft_model one")

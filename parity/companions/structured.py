@@ -49,8 +49,12 @@ def schema_text(value: Any) -> Any:
     return value
 
 
+def is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 @dataclass(frozen=True, slots=True)
-class StructuredOptions(ge.Contract):
+class StructuredOptions:
     """What the text must look like: exactly one of these forms.
 
     json: a JSON schema (mapping or string).   json_object: any JSON object.
@@ -60,16 +64,23 @@ class StructuredOptions(ge.Contract):
         enable_thinking=True, of which it would leave no thought; "" begins at once there, too.
     xgrammar constrains both backends. JSON has no white space between its tokens."""
 
-    json: Any = ge.ruled(
-        None, "a JSON schema as a mapping or a string", str, holds=ge.is_text, made=schema_text
-    )
+    json: Any = None
     json_object: bool = False
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
-    after: str | None = ge.ruled(None, "a marker as '</think>', or ''", str)
+    after: str | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
+        if self.json is not None:
+            meaning = "a JSON schema as a mapping or a string"
+            ge.check_field(self, "json", meaning, ge.is_text, schema_text)
+        ge.check_bools(self, "json_object")
+        ge.check_texts(self, "regex", "grammar", optional=True)
+        if self.choice is not None:
+            ge.check_text_list(self, "choice")
+        if self.after is not None:
+            ge.check_field(self, "after", "a marker as '</think>', or ''", is_string)
         if len(self.forms()) != 1:
             problem = f"StructuredOptions has {len(self.forms())} forms"
             raise ge.OptionError(problem, fix="give exactly one")

@@ -139,7 +139,7 @@ BAD = {
     "too long": ({"prompt_token_ids": [5] * 2000}, "leaves"),
     "too many samples": ({"prompt": "x", "options": {"n": 129, "seed": 1}}, "128 at most"),
     "too many logprobs": ({"prompt": "x", "options": {"logprobs": 10**6}}, "1000 at most"),
-    "half a surrogate pair": ({"prompt": "\ud800"}, "half a character"),
+    "half a surrogate pair": ({"prompt": "\ud800"}, "a lone surrogate"),
     "a broken grammar": ({"prompt": "x", "structured": {"regex": "("}}, "xgrammar refused the regex"),
     "a remote image": ({"prompt": "x", "images": ["http://a/b.png"]}, "refused"),
     "a picture for a text model": ({"prompt": "x", "images": ["a.png"]}, "there is no file"),

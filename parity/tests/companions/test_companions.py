@@ -37,9 +37,16 @@ def names_of_engine(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
-def test_a_companion_uses_public_names_only(name: str) -> None:
+def test_a_companion_uses_names_of_the_two_doors_only(name: str) -> None:
     used = names_of_engine(ast.parse(COMPANIONS[name].read_text(encoding="utf-8")))
-    assert used and used <= set(gen_engine.__all__)
+    assert used and used <= {*gen_engine.__all__, *gen_engine.FOR_COMPANIONS}
+
+
+def test_the_door_of_companions_holds_what_they_use_and_nothing_of_users() -> None:
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in COMPANIONS.values()]
+    used = set().union(*map(names_of_engine, trees))
+    is_base = {"Decoder"}  # what `load(decoder=...)` takes: for who writes a companion
+    assert set(gen_engine.FOR_COMPANIONS) == used - set(gen_engine.__all__) | is_base
 
 
 def test_the_table_of_companions_holds_those_that_calls_need() -> None:

@@ -70,7 +70,7 @@ def test_pictures_text_and_bad_rows_share_a_batch() -> None:
     found = lists(Generate(str(VL), MOST)(table(rows)))
     assert found["text"][0] == "A red circle." and "Havana" in found["text"][1] and found["text"][2:] == [None] * 4
     assert found["error"][:2] == [None, None]
-    reasons = ("is not JSON", "ImageError: unreadable picture", "seed is 2.5", "nested too deeply")
+    reasons = ("is not JSON", "ImageError: unreadable image", "seed is 2.5", "nested too deeply")
     for error, why in zip(found["error"][2:], reasons):
         assert why in error and "request" not in error.split(":")[1]
 

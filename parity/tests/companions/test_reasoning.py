@@ -150,7 +150,15 @@ def test_a_stop_in_the_thought_ends_nothing(text: GenerationEngine) -> None:
     first, second, _ = text.generate_text_batch(REQUESTS, OPTIONS, plugins=[Thinking(text, stop=["o", " 7"])])
     assert split(first, text) == ("\nI know this country.\n", "\n\nThe capital ")
     assert split(second, text) == ("\nI go up one by one.\n", "\n\n1, 2, 3, 4, 5, 6,")
-    assert (first.finish_reason, first.stop_reason) == ("plugin", "thinking")
+    assert (first.finish_reason, first.stop_reason, second.stop_reason) == ("plugin", "o", " 7")
+
+
+def test_the_blank_lines_behind_a_thought_are_no_stop(text: GenerationEngine) -> None:
+    """The line end that stands behind every thought ended the row, whose answer was None."""
+    first, _, third = text.generate_text_batch(REQUESTS, OPTIONS, plugins=[Thinking(text, stop=["\n\n", "\n"])])
+    assert split(first, text).answer == "\n\nThe capital of France is Paris." and first.finish_reason == "eos"
+    assert split(third, text).answer == "\n\n28 is even."
+    assert (third.finish_reason, third.stop_reason) == ("plugin", "\n")
 
 
 @pytest.mark.parametrize("budget", [0, 4, 10])

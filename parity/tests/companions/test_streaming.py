@@ -154,7 +154,7 @@ def test_a_plugin_that_rewrites_the_text_shows_it_at_the_end(text: GenerationEng
         (COUNTS, {"replay": [[1]] * 3}, OptionError, "replay in a stream. Use generate_text_batch"),
         (COUNTS, {"stopp": 1}, OptionError, "did you mean 'stop'"),
         ([COUNTS[0], {"promt": ""}], None, OptionError, "request 1: VlmGenerationRequest has no field 'promt'"),
-        ([{"prompt": "x", "images": [drawing("red", "circle")]}], None, UnsupportedError, "sees no images"),
+        ([{"prompt": "x", "images": [drawing("red", "circle")]}], None, UnsupportedError, "text-only"),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_refused_before_anything_runs(

@@ -821,7 +821,9 @@ def test_hostile_text_takes_linear_work(format: str, monkeypatch: pytest.MonkeyP
             assert work(whole) < 2.5 * work(half) + 500, piece
 
 
-@pytest.mark.parametrize("piece", ['to=functions.f"', "to=functions.f:", "<|tool_call_begin|>functions.f"])
+@pytest.mark.parametrize(
+    "piece", ['to=functions.f"', 'to=functions.f\\"', "to=functions.f:", "<|tool_call_begin|>functions.f"]
+)
 def test_hostile_text_of_64_kb_takes_seconds_at_most(piece: str) -> None:
     """What a pattern does inside itself: each opening read a name of the whole rest, 26 s in all."""
     began = time.process_time()

@@ -252,7 +252,7 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     (part(FRAMES[:1]), "a video gives 1 frames"),
     (part([*FRAMES[:2], Image.new("RGB", (64, 96))]), "several sizes: 64x64, 64x96"),
     (part([FRAMES[0], "no/such.png"]), "a message names the file 'no/such.png'"),
-    (part([FRAMES[0], b"no image"]), "unreadable picture"),
+    (part([FRAMES[0], b"no image"]), "unreadable image"),
     (part([numpy.zeros((4, 4, 7))] * 2), "frame 0 of a video is a float64 array [4, 4, 7]"),
     (part([numpy.zeros((4, 4, 3), "float32")] * 2), "frame 0 of a video is a float32 array [4, 4, 3]"),
     (part([FRAMES[0], numpy.zeros((3, 64, 64), "uint8")]), "frame 1 of a video is a uint8 array [3, 64, 64]"),
@@ -280,7 +280,7 @@ def test_a_pixel_budget_beside_a_video_is_refused(shared: Load, vlm: Any) -> Non
 
 
 def test_a_model_that_sees_no_videos_refuses_them(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedError, match="sees no images"):
+    with pytest.raises(UnsupportedError, match="this checkpoint is text-only"):
         shared(TEXT, "hf").generate_vlm_batch([watch(part(FRAMES))])
     with pytest.raises(RequestError, match="use generate_vlm_batch|Use generate_vlm_batch"):
         shared(MODEL, "hf").generate_text_batch([watch(part(FRAMES))])

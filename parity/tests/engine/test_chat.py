@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_a_template_without_the_switch_renders_with_one_warning_and_a_note(
             [chat(word, chat={"template": NO_SWITCH}) for word in "ab"], {"max_new_tokens": 2}
         )
     assert [result.notes for result in results] == [results[0].notes] * 2
-    assert "knows no enable_thinking switch" in results[0].notes[0]
+    assert "knows no enable_thinking switch, which is off by default" in results[0].notes[0]
     assert [(record.name, record.message) for record in caplog.records] == [("gen_engine", results[0].notes[0])]
     assert text.generate_text_batch([chat("a")], {"max_new_tokens": 2})[0].notes == ()
 
@@ -122,6 +123,22 @@ def test_what_a_template_refuses_is_said_with_the_index(text: GenerationEngine) 
     picky = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(RequestError, match="request 1: the chat template failed.*roles must alternate"):
         text.generate_text_batch([chat("a"), chat("b", chat={"template": picky})])
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_of_a_request_that_runs_on_fails_alone(
+    text: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the call, and the lock of the engine, for hours."""
+    monkeypatch.setattr(gen_engine, "TEMPLATE_SECONDS", 0.5)
+    trace = sys.gettrace()
+    requests = [chat("a"), chat("b", chat={"template": LOOPS}), chat("c", chat={"template": NO_SWITCH})]
+    first, error, last = text.generate_text_batch(requests, {"max_new_tokens": 2}, on_error="return")
+    assert isinstance(error, RequestError) and error.index == 1
+    assert "the request's chat template ran for more than 0.5 seconds" in str(error)
+    assert first.completion_tokens and last.completion_tokens and sys.gettrace() is trace
 
 
 def test_template_variables_reach_the_template() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import importlib.util
@@ -33,12 +34,13 @@ from gen_engine import (
     StopOptions,
     TextGenerationRequest,
     UnsupportedError,
+    VlmGenerationRequest,
     VlmPreprocessOptions,
     load,
 )
 from parity.companions.structured import StructuredOptions
 
-from ..conftest import ROOT, TEXT, chat, open_engine
+from ..conftest import ROOT, TEXT, Load, chat, open_engine
 
 REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"max_tokens": 5}, "no field 'max_tokens'. Did you mean 'max_new_tokens'?"),
@@ -97,6 +99,9 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (VlmPreprocessOptions, {"max_pixels": 5, "do_resize": False}, "do_resize=False"),
     (ModelLoadConfig, {"model": "m", "backend": "vlm"}, "no backend 'vlm'. Did you mean 'vllm'?"),
     (ModelLoadConfig, {"model": "m", "dtype": "fp16"}, "no dtype 'fp16'"),
+    (ModelLoadConfig, {"model": "m", "dtype": "auto"}, "dtype is 'auto'. Leave it out: the checkpoint's own"),
+    (GenerationOptions, {"truncate_prompt": "middle"}, "truncate_prompt is 'middle'"),
+    (TextGenerationRequest, {"prompt": "x", "tools": 5}, "tools is 5"),
     (ModelLoadConfig, {"model": ""}, "model is ''"),
     (ModelLoadConfig, {"bakend": "hf"}, "no field 'bakend'. Did you mean 'backend'?"),
     (ModelLoadConfig, {"model": "m", "fallback_backend": "vllm"}, "no fallback_backend 'vllm'"),
@@ -129,6 +134,87 @@ def test_what_has_no_meaning_is_refused(kind: type[Any], values: dict[str, Any],
     with pytest.raises((OptionError, RequestError)) as caught:
         gen_engine.build(kind, values)
     assert said.lower() in str(caught.value).lower()
+
+
+class Spelling(ast.NodeTransformer):
+    """Spells the annotations of a file's classes in another way."""
+
+    def __init__(self, spelling: str) -> None:
+        self.spelling = spelling
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        text = ast.unparse(node.annotation)
+        if self.spelling == "Optional[X]" and text.endswith(" | None"):
+            text = f"Optional[{text.removesuffix(' | None')}]"
+        node.annotation = ast.parse(text, mode="eval").body
+        if self.spelling == "'X | None'" or "GenerationResult" in text:  # a class is no name inside itself
+            node.annotation = ast.Constant(text)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Functions keep theirs as texts, as the future import has them."""
+        arguments = node.args
+        extra = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+        for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra):
+            if one.annotation is not None:
+                one.annotation = ast.Constant(ast.unparse(one.annotation))
+        if node.returns is not None:
+            node.returns = ast.Constant(ast.unparse(node.returns))
+        self.generic_visit(node)
+        return node
+
+
+SPELLINGS = ("Optional[X]", "'X | None'", "without the future import")
+
+
+@pytest.fixture(params=SPELLINGS)
+def spelled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A copy of gen_engine.py whose fields are annotated in another way."""
+    text = (ROOT / "gen_engine.py").read_text(encoding="utf-8")
+    if request.param != "Optional[X]":
+        text = text.replace("from __future__ import annotations\n", "")
+    text = text.replace("from typing import ", "from typing import Optional, ", 1)
+    path = tmp_path / "spelled_copy.py"
+    path.write_text(ast.unparse(Spelling(request.param).visit(ast.parse(text))), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("spelled_copy", path)
+    assert spec and spec.loader
+    copied = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "spelled_copy", copied)
+    spec.loader.exec_module(copied)
+    return copied
+
+
+def test_contracts_refuse_the_same_however_a_field_is_annotated(spelled: Any) -> None:
+    own = [(kind, values) for kind, values, _ in REFUSED if kind.__module__ == "gen_engine"]
+    own += [(kind, {**LEAST.get(kind, {}), name: "yes"}) for kind, names in SWITCHES.items() for name in names]
+    for kind, values in own:
+        with pytest.raises(GenEngineError) as expected:
+            gen_engine.build(kind, values)
+        with pytest.raises(spelled.GenEngineError) as caught:
+            spelled.build(getattr(spelled, kind.__name__), values)
+        assert str(caught.value) == str(expected.value), (kind, values)
+
+
+KINDS = (
+    ModelLoadConfig,
+    StopOptions,
+    DecodeOptions,
+    GenerationOptions,
+    ChatTemplateOptions,
+    VlmPreprocessOptions,
+    TextGenerationRequest,
+    VlmGenerationRequest,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_of_a_contract_refuses_an_object_of_no_meaning(kind: type[Any]) -> None:
+    least = {"prompt": "x"} if issubclass(kind, TextGenerationRequest) else LEAST.get(kind, {})
+    for field in dataclasses.fields(kind):
+        if field.name in ("decoder", "structured", "images"):  # their companions, or the reader of images, check them
+            continue
+        with pytest.raises(OptionError, match=f"{field.name} is|no {field.name}|no way|made from object"):
+            kind(**{**least, field.name: object()})
 
 
 SWITCHES = {
@@ -243,6 +329,13 @@ def test_two_vendored_copies_work_in_one_process(text: GenerationEngine, monkeyp
     assert other.render(text, [{"role": "user", "content": "x"}]) == text.render([{"role": "user", "content": "x"}])
 
 
+def test_a_checkpoint_that_is_not_there_is_said_to_be_none_of_this_machine(tmp_path: Path) -> None:
+    """What was heard of a mistyped folder was that huggingface.co could not be reached."""
+    for missing in ("models/tiny-qwen", str(tmp_path / "models")):
+        with pytest.raises(LoadError, match="which is no directory here: "):
+            load(missing)
+
+
 def test_errors_survive_pickling_and_copying() -> None:
     error = RequestError("bad", fix="mend it", index=3)
     for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
@@ -312,6 +405,35 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
     [result] = text.generate_text_batch([{"prompt_token_ids": ids}], {"truncate_prompt": True, "max_new_tokens": 2})
     assert result.notes == ()
+
+
+def test_a_long_chat_keeps_the_system_if_asked(text: GenerationEngine) -> None:
+    """True dropped the BOS and cut into the first header."""
+    system = {"role": "system", "content": "Be brief."}
+    words = "one two three four five six seven eight nine ten " * 20
+    asked = {"messages": [system, {"role": "user", "content": words + "THE END"}]}
+    options = {"max_prompt_tokens": 40, "truncate_prompt": "keep_system", "max_new_tokens": 2}
+    [result] = text.generate_text_batch([asked], options)
+    shown = text.tokenizer.decode(list(result.prompt_token_ids))
+    whole = text.render(asked["messages"])
+    begin = whole[: whole.index("one two")]
+    assert result.prompt_tokens == 40 and shown.startswith(begin) and shown.endswith(whole[-20:])
+    assert [note for note in result.notes if note.endswith("tokens of the prompt were cut behind the system's")]
+    [uncut] = text.generate_text_batch([chat("Hi")], {"truncate_prompt": "keep_system", "max_new_tokens": 2})
+    assert uncut.notes == ()
+    with pytest.raises(PromptTooLongError, match="request 0: the .* tokens up to the system's end do not fit"):
+        text.generate_text_batch([asked], {**options, "max_prompt_tokens": 4})
+
+
+def test_a_long_raw_prompt_keeps_its_bos_if_asked(backend: str, shared: Load) -> None:
+    engine = shared(TEXT.parent / "random-llama", backend, max_model_len=512)
+    bos = engine.tokenizer.bos_token_id
+    request = {"prompt": "one two three four five six"}
+    options = {"max_prompt_tokens": 6, "max_new_tokens": 2}
+    [cut] = engine.generate_text_batch([request], {**options, "truncate_prompt": True})
+    [kept] = engine.generate_text_batch([request], {**options, "truncate_prompt": "keep_system"})
+    assert bos not in cut.prompt_token_ids
+    assert kept.prompt_token_ids == (bos, *cut.prompt_token_ids[1:])
 
 
 ROOM: list[tuple[int, dict[str, Any], Any]] = [

@@ -55,6 +55,23 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert getattr(gen_engine, name).__doc__
 
 
+def test_a_star_import_gives_what_users_call_and_nothing_else() -> None:
+    given: dict[str, object] = {}
+    exec("from gen_engine import *", given)
+    assert {"load", "render", "GenerationOptions", "OptionError", "Plugin"} <= given.keys()
+    assert not {*gen_engine.FOR_COMPANIONS, "check_int", "Row", "Call"} & given.keys() and len(given) <= 32
+
+
+def test_the_reviewers_page_names_what_is_private_or_outside() -> None:
+    page = (ROOT / "parity/engine.md").read_text(encoding="utf-8").partition("\n## For the reviewer")[2]
+    own = {node.name for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    attributes = [node for node in ast.walk(TREE) if isinstance(node, ast.Attribute)]
+    own |= {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    used = {node.attr for node in attributes if re.match("_[a-z]", node.attr)} - own
+    used |= set(re.findall(r"\bVLLM_[A-Z0-9_]+", SOURCE))
+    assert used and used <= set(re.findall(r"\w+", page))
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
 

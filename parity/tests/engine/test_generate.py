@@ -28,7 +28,7 @@ from gen_engine import (
 )
 from parity.models.tasks import text_tasks
 
-from ..conftest import ROOT, TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
+from ..conftest import ROOT, SMALL, TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
 
 TASKS = text_tasks(200)
 RAGGED = [*TASKS[:12], max(TASKS[12:], key=lambda task: len(task.answer))]
@@ -303,6 +303,33 @@ def test_a_seeded_row_is_the_same_alone_and_in_any_batch(text: GenerationEngine)
 
 
 UNSURE = {"prompt": "The"}  # no chat: the model has many ways to go on
+
+
+ALONE: dict[str, dict[str, Any]] = {  # as engine.md says it
+    "hf": {"max_batch_size": 1},
+    "vllm": {
+        "vllm_kwargs": {**SMALL["vllm"].get("vllm_kwargs", {}), "max_num_seqs": 1, "enable_prefix_caching": False}
+    },
+}
+
+
+def test_rows_that_are_computed_alone_do_not_depend_on_their_batch_in_bfloat16(backend: str) -> None:
+    options = {"temperature": 1.5, "max_new_tokens": 24}
+    requests = [{**of_task(task), "seed": 100 + place} for place, task in enumerate(RAGGED)]
+    with open_engine(TEXT, backend, dtype="bfloat16", **ALONE[backend]) as engine:
+        together = engine.generate_text_batch(requests, options)
+        assert engine.generate_text_batch(requests[::-1], options) == together[::-1]
+        assert [engine.generate_text_batch([request], options)[0] for request in requests] == together
+
+
+def test_samples_are_the_same_however_many_prompts_come_at_once(text: GenerationEngine) -> None:
+    """vLLM computed one of the prompts in two parts, and failed every row: a CPU's generators cannot be turned back."""
+    words = text.tokenizer.encode("one two three four five six seven eight nine ten")
+    long = (words * 15)[:150]
+    requests = [{"prompt_token_ids": [*long[place:], *long[:place]], "seed": place} for place in range(60)]
+    options = {"temperature": 1.0, "max_new_tokens": 2}
+    together = text.generate_text_batch(requests, options)
+    assert ids(together[25:30]) == [ids(text.generate_text_batch([one], options))[0] for one in requests[25:30]]
 
 
 def test_the_seed_of_the_options_is_every_requests_own(text: GenerationEngine) -> None:

@@ -172,11 +172,11 @@ def test_adapters_that_cannot_be_added_leave_the_engine_as_it_is(
 
 def test_an_adapter_of_another_model_is_not_half_there(adapters: dict[str, str], tmp_path: Path) -> None:
     stray = Path(shutil.copytree(adapters["one"], tmp_path / "stray"))
-    rename(stray)
+    with_names(stray, renamed("self_attn", "selfattn"))
     with open_engine(TEXT, "hf") as engine:
         [before] = engine.generate_text_batch([of_task(TASKS[0])], OPTIONS)
         for _ in range(2):
-            with pytest.raises(LoadError, match="adapter 'bad' fits nowhere"):
+            with pytest.raises(LoadError, match="4 weights of adapter 'bad' fit nowhere"):
                 engine.add_adapter("bad", stray)
         engine.add_adapter("bad", adapters["one"])
         assert engine.generate_text_batch([of_task(TASKS[0])], OPTIONS) == [before]
@@ -243,12 +243,6 @@ def test_scores_beside_adapters_need_the_hook_on_vllm(adapters: dict[str, str]) 
         engine.score_batch([("a", "b")])
 
 
-def rename(folder: Path) -> None:
-    torch, file = importlib.import_module("safetensors.torch"), folder / "adapter_model.safetensors"
-    weights = torch.load_file(file)
-    torch.save_file({name.replace("self_attn", "selfattn"): w for name, w in weights.items()}, file, {"format": "pt"})
-
-
 def configure(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         file = folder / "adapter_config.json"
@@ -264,19 +258,105 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "cannot load"),
     "broken weights": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 100), "no adapter at"),
     "another rank": (configure(r=2), "its config says rank 2, .*lora_A.weight has 4"),
-    "names of another model": (rename, "adapter 'bad' fits nowhere: .*selfattn"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_adapter_is_a_load_error(name: str, adapters: dict[str, str], tmp_path: Path) -> None:
-    """vLLM reads the weights at their first request, and passes over names that fit nowhere."""
-    if name == "names of another model" and installed("transformers<5.10"):
-        return  # transformers only warns
+def test_a_damaged_adapter_is_a_load_error(name: str, backend: str, adapters: dict[str, str], tmp_path: Path) -> None:
     damage, words = DAMAGE[name]
     damage(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
     with pytest.raises(LoadError, match=words):
-        open_engine(TEXT, "hf", adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
+        open_engine(TEXT, backend, adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
+
+
+def renamed(old: str, new: str) -> Callable[[str], str | None]:
+    return lambda name: name.replace(old, new)
+
+
+MISFITS: dict[str, tuple[Callable[[str], str | None], str]] = {  # a weight's name -> its other name, or None: left out
+    "names of another model": (renamed("self_attn", "selfattn"), "12 weights of adapter 'bad' fit nowhere: .*selfattn"),
+    "another prefix": (renamed("base_model.model.", "base_model.model._orig_mod."), "12 weights .* fit nowhere"),
+    "a layer that does not exist": (renamed("layers.0.", "layers.99."), "4 weights .* fit nowhere: .*layers.99"),
+    "a part is missing": (lambda name: None if "layers.0." in name else name, "4 weights .* are missing: .*layers.0"),
+    "half of each pair": (lambda name: None if "lora_B" in name else name, "weights .* are missing: .*lora_B"),
+}
+
+
+def with_names(folder: Path, change: Callable[[str], str | None]) -> str:
+    torch, file = importlib.import_module("safetensors.torch"), folder / "adapter_model.safetensors"
+    changed = {change(name): weights for name, weights in torch.load_file(file).items()}
+    changed.pop(None, None)
+    torch.save_file(changed, file, {"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_an_adapter_that_does_not_fit_is_refused_at_load(
+    name: str, backend: str, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """vLLM left out what fits nowhere, and served the rest, or the base model, under the adapter's name."""
+    if installed("transformers<5.10"):
+        return  # transformers only warns
+    change, words = MISFITS[name]
+    bad = with_names(Path(shutil.copytree(adapters["one"], tmp_path / "bad")), change)
+    with pytest.raises(LoadError, match=words):
+        open_engine(TEXT, backend, adapters={"good": adapters["two"], "bad": bad})
+
+
+NOT_ADDITIVE: list[dict[str, Any]] = [
+    {"init_lora_weights": "pissa"},
+    {"init_lora_weights": "pissa_niter_16"},
+    {"init_lora_weights": "olora"},
+    {"init_lora_weights": "OLoRA"},
+    {"init_lora_weights": "corda"},
+    {"init_lora_weights": "loftq"},
+    {"init_lora_weights": "a new way"},
+    {"bias": "all"},
+    {"bias": "lora_only"},
+    {"layer_replication": [[0, 2], [1, 3]]},
+    {"trainable_token_indices": [5]},
+    {"alora_invocation_tokens": [5]},
+]
+
+
+@pytest.mark.parametrize("changes", NOT_ADDITIVE, ids=str)
+def test_an_adapter_that_changes_more_than_its_own_rows_is_refused_at_load(
+    changes: dict[str, Any], backend: Any, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """hf computed every row of PiSSA and OLoRA with other base weights; vLLM refused them at the first answer."""
+    folder = Path(shutil.copytree(adapters["one"], tmp_path / "other"))
+    configure(**changes)(folder)
+    with pytest.raises(LoadError, match=next(iter(changes))):
+        load(TEXT, backend=backend, adapters={"other": str(folder)})
+
+
+@pytest.mark.parametrize("start", ["gaussian", "orthogonal"])
+def test_an_adapter_of_another_start_changes_only_the_rows_that_name_it(
+    start: str, backend: str, adapters: dict[str, str], tmp_path: Path, shared: Load
+) -> None:
+    folder = Path(shutil.copytree(adapters["one"], tmp_path / "other"))
+    configure(init_lora_weights=start)(folder)
+    request = of_task(TASKS[0])
+    [expected] = shared(TEXT, backend).generate_text_batch([request], OPTIONS)
+    with open_engine(TEXT, backend, adapters={"other": str(folder)}) as engine:
+        own, bare = engine.generate_text_batch([{**request, "adapter": "other"}, request], OPTIONS)
+    assert bare.token_ids == expected.token_ids
+    assert bare.logprobs == pytest.approx(expected.logprobs, abs=1e-4) != own.logprobs
+
+
+def test_an_adapter_that_does_not_fit_is_not_added(backend: str, adapters: dict[str, str], tmp_path: Path) -> None:
+    request = of_task(TASKS[0])
+    bad = with_names(Path(shutil.copytree(adapters["one"], tmp_path / "bad")), MISFITS["another prefix"][0])
+    base = Path(shutil.copytree(adapters["one"], tmp_path / "pissa"))
+    configure(init_lora_weights="pissa")(base)
+    with open_engine(TEXT, backend, adapters=adapters) as engine:
+        [before] = engine.generate_text_batch([request], OPTIONS)
+        engine.remove_adapter("two")
+        for folder in (bad, str(base)):
+            with pytest.raises(LoadError):
+                engine.add_adapter("two", folder)
+        engine.add_adapter("two", adapters["two"])
+        assert engine.generate_text_batch([request], OPTIONS) == [before]
 
 
 def test_an_adapter_of_another_rank_than_its_config_says_is_a_load_error(
@@ -290,7 +370,7 @@ def test_an_adapter_of_another_rank_than_its_config_says_is_a_load_error(
 
 BEYOND_LORA: list[dict[str, Any]] = [
     {"use_dora": True},
-    {"bias": "lora_only"},
+    {"lora_bias": True},
     {"modules_to_save": ["lm_head"]},
     {"rank_pattern": {"q_proj": 4}},
 ]

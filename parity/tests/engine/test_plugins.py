@@ -34,6 +34,15 @@ class StopAfter(Plugin):
         return len(token_ids) >= self.tokens
 
 
+def test_should_stop_may_say_why(text: GenerationEngine) -> None:
+    class AtFive(Plugin):
+        def should_stop(self, token_ids: Sequence[int], text: str) -> str:
+            return "five" if "5" in text else ""
+
+    [result] = text.generate_text_batch([COUNT], plugins=[AtFive()])
+    assert (result.finish_reason, result.stop_reason) == ("plugin", "five") and result.text.endswith("5")
+
+
 def test_should_stop_ends_a_row_with_its_name(text: GenerationEngine) -> None:
     plugin = StopAfter(7)
     [free] = text.generate_text_batch([COUNT])
@@ -111,7 +120,7 @@ def test_a_plugin_that_asks_its_own_engine_is_answered_or_refused_in_our_words(s
     hf, vllm = (shared(TEXT, backend, logits_hooks=True) for backend in ("hf", "vllm"))
     [plain], [guided] = (hf.generate_text_batch([COUNT], SHORT, plugins=some) for some in ([], [Guided(hf)]))
     assert plain.token_ids != guided.token_ids
-    with pytest.raises(GenEngineError, match="a plugin asks the engine that runs it"):
+    with pytest.raises(GenEngineError, match="a plugin called its own engine; vLLM is not re-entrant"):
         vllm.generate_text_batch([COUNT], SHORT, plugins=[Guided(vllm)])
     assert vllm.generate_text_batch([COUNT], SHORT)[0].token_ids == plain.token_ids, "it answers the next call"
     [other] = vllm.generate_text_batch([COUNT], SHORT, plugins=[Guided(hf)])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import NOT_PASSED, ModelLoadConfig, OptionError
+from gen_engine import NOT_PASSED, Asked, GenerationOptions, ModelLoadConfig, OptionError, refusal_of
 
-from ..conftest import TEXT
+from ..conftest import TEXT, open_engine
 
 # They choose speed, memory, hardware, numerics or logging. What a result means stays.
 PASSED = set(
@@ -147,6 +147,18 @@ def test_vllm_kwargs_win_over_defaults_and_stand_behind_the_hook() -> None:
     assert len(found["logits_processors"]) == 2 and found["logits_processors"][1] is own
 
 
+def test_a_cpu_computes_prompts_whole_unless_the_caller_says_otherwise() -> None:
+    """For a prompt in parts vLLM turns the generator of a sampled row back, which fails on a CPU."""
+    assert arguments_of()["enable_chunked_prefill"] is False
+    assert arguments_of(max_model_len=64, vllm_kwargs={"max_num_batched_tokens": 64})["enable_chunked_prefill"] is False
+    for kwargs in ({"max_num_batched_tokens": 48}, {"enable_chunked_prefill": True}):
+        assert arguments_of(max_model_len=64, vllm_kwargs=kwargs).get("enable_chunked_prefill") in (None, True)
+        config = ModelLoadConfig(str(TEXT), backend="vllm", max_model_len=64, vllm_kwargs=kwargs)
+        refused = refusal_of(Asked(config, GenerationOptions(temperature=1.0)))
+        assert refused is not None and "vllm cannot do samples on a CPU" in str(refused)
+        assert refusal_of(Asked(config, GenerationOptions())) is None
+
+
 def test_the_environment_in_which_vllm_is_made_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     multiprocessing, second = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER"
     monkeypatch.delenv(multiprocessing, raising=False)
@@ -154,6 +166,24 @@ def test_the_environment_in_which_vllm_is_made_is_put_back(monkeypatch: pytest.M
     with gen_engine.in_process(first_runner=True):
         assert (os.environ[multiprocessing], os.environ[second]) == ("0", "1"), "the caller's own stays"
     assert multiprocessing not in os.environ and os.environ[second] == "1"
+
+
+def test_loading_answering_and_closing_leave_the_environment_as_it_was(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM_COMPUTE_NANS_IN_LOGITS stayed, for every other use of vLLM in the process."""
+    monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
+    importlib.import_module("vllm")  # which sets variables of its own
+
+    def variables() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != "VLLM_DIST_IDENT"}  # an engine's, by vLLM
+
+    before = variables()
+    with open_engine(TEXT, backend) as engine:
+        assert variables() == before
+        engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
+        assert variables() == before
+    assert variables() == before
 
 
 def test_weights_that_cannot_be_compared_without_accelerate_are_told(

@@ -159,7 +159,7 @@ def test_load_image_reads_the_formats_of_pictures(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["EPS", "ICO"])
 def test_load_image_refuses_formats_of_scripts_and_icons(kind: str) -> None:
-    with pytest.raises(ImageError, match="unreadable picture"):
+    with pytest.raises(ImageError, match="unreadable image"):
         load_image(png(Image.new("RGB", (16, 16)), kind))
 
 
@@ -191,9 +191,9 @@ def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> N
 
 GOOD = png(drawing("red", "circle"))
 BAD = {
-    "truncated": (GOOD[: len(GOOD) // 2], "unreadable picture"),
-    "not a picture": (b"hello, I am text", "unreadable picture"),
-    "empty": (b"", "unreadable picture"),
+    "truncated": (GOOD[: len(GOOD) // 2], "unreadable image"),
+    "not a picture": (b"hello, I am text", "unreadable image"),
+    "empty": (b"", "unreadable image"),
     "missing file": (Path("/nowhere/at/all.png"), "there is no file"),
     "a folder": (Path("/"), "there is no file"),
     "bad base64": ("data:image/png;base64,@@@", "not base64"),
@@ -305,12 +305,12 @@ def test_a_picture_in_a_text_request_is_refused(vl: GenerationEngine) -> None:
 
 
 def test_no_picture_in_a_vlm_request_is_refused(vl: GenerationEngine) -> None:
-    with pytest.raises(RequestError, match="request 1: no picture in the request. Use generate_text_batch"):
+    with pytest.raises(RequestError, match="request 1: no image in the request. Use generate_text_batch"):
         vl.generate_vlm_batch([look(GOOD), chat("Hello")])
 
 
 def test_a_text_checkpoint_refuses_pictures(text: GenerationEngine) -> None:
-    with pytest.raises(UnsupportedError, match="sees no images"):
+    with pytest.raises(UnsupportedError, match="this checkpoint is text-only"):
         text.generate_vlm_batch([look(GOOD)])
 
 
