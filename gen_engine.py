@@ -2490,8 +2490,8 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
 
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 LOGITS_KIT = "transformers.generation.logits_process"
-# A batch is made smaller when no more of it than this goes on. 32 ragged rows of a 25 M model took
-# 6.2 s with 1/2, 6.3 with 3/4, 6.2 with 7/8.
+# A batch is made smaller once no more of it than this goes on. Where from 1/2 to 7/8 hardly matters:
+# 32 ragged rows of a 25 M model took 6.0 to 6.3 s with either (2026-11-28, one thread).
 FEW_ROWS = 1 / 2
 
 
@@ -2742,7 +2742,9 @@ def with_rope_offsets(model: Any) -> list[Any]:
     return [part for part in model.modules() if getattr(part, "rope_deltas", None) is not None]
 
 
-def inputs_to_continue(model: Any, inputs: Mapping[str, Any], output: Any, kept: Any) -> Any:
+def inputs_to_continue(
+    model: Any, inputs: Mapping[str, Any], output: Any, kept: Any
+) -> dict[str, Any]:
     """Inputs of the call of `generate` that goes on with some rows of another one.
 
     inputs, output: of that other call, whose cache is reduced in place.   kept: positions of the
@@ -2769,8 +2771,7 @@ class DecodeLoop:
     the criterion ends the call, and another one continues from the cache of the others.
     rows: those that are not over.   batch: the rows of the running call, in the order of its
     tensors, those that are over among them.   waiting: those that do not run yet.
-    places: how many rows of so many tokens may run at a time.
-    processors: from a step's logits to the one-hot scores of the chosen tokens."""
+    places: how many rows of so many tokens may run at a time."""
 
     def __init__(
         self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
@@ -2784,13 +2785,6 @@ class DecodeLoop:
         self.rows: list[Row] = []
         self.batch: list[Row] = []
         self.waiting = deque(waiting)
-        self.processors = lazy_import(LOGITS_KIT).LogitsProcessorList(
-            [
-                lambda ids, logits: self._read(logits),
-                *logits_processors(self.plan, self.batch),
-                lambda ids, scores: self._decide(scores),
-            ]
-        )
         # A model that is not given positions may hold a state that more ids would be read into.
         self.continues = "position_ids" in inspect.signature(model.forward).parameters
         self.logits: Any = None  # [rows, vocabulary], raw, of the step
@@ -2815,14 +2809,25 @@ class DecodeLoop:
         self.rows += started
         return started
 
+    @property
+    def processors(self) -> Any:
+        """From the logits of a step to the one-hot scores of the chosen tokens."""
+        return lazy_import(LOGITS_KIT).LogitsProcessorList(
+            [
+                lambda ids, logits: self._read(logits),
+                *logits_processors(self.plan, self.batch),
+                lambda ids, scores: self._decide(scores),
+            ]
+        )
+
     def _run_batch(self, rows: Sequence[Row]) -> None:
         torch = lazy_import("torch")
         inputs = collate(rows, self.plan.checkpoint, self.model.device)
         self.batch[:] = rows  # in place: the logits processors read this list
         while self.rows:
             output = self._generate(inputs)
-            kept = [index for index, row in enumerate(self.batch) if not row.watch.over]
-            if kept:
+            if self.rows:
+                kept = [self.batch.index(row) for row in self.rows]
                 kept_rows = torch.tensor(kept, device=output.sequences.device)
                 inputs = inputs_to_continue(self.model, inputs, output, kept_rows)
                 self.batch[:] = self.rows
@@ -3006,6 +3011,7 @@ class HfBackend:
             stack.callback(self.adapt, self.adapter)
             for part in with_rope_offsets(self.model):
                 stack.callback(setattr, part, "rope_deltas", part.rope_deltas)
+                part.rope_deltas = None
             for adapter, group in itertools.groupby(
                 longest_first, key=lambda row: row.prompt.adapter
             ):
