@@ -2921,13 +2921,14 @@ class DecodeLoop:
 
     def push(self, ids: Any) -> None:
         """Give each row of the batch its newest token. ids: [rows, all tokens so far]."""
-        for row, token in zip(self.batch, ids[:, -1].tolist()):
-            if not row.watch.over:
-                row.watch.push(token)
-                if row.matcher is not None and not row.matcher.accept(token):
-                    row.watch.fail(no_token(False, True))  # a plugin left no other choice
-        if self.plan.plugins:
-            self.plan.plugins.stop_rows(self.batch, ids)
+        running = [index for index, row in enumerate(self.batch) if not row.watch.over]
+        rows = [self.batch[index] for index in running]
+        for row, token in zip(rows, ids[running, -1].tolist()):
+            row.watch.push(token)
+            if row.matcher is not None and not row.matcher.accept(token):
+                row.watch.fail(no_token(False, True))  # a plugin left no other choice
+        if self.plan.plugins and rows:
+            self.plan.plugins.stop_rows(rows, ids[running])
         self.answer_ended()
 
     def answer_ended(self) -> None:
