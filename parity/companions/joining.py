@@ -149,7 +149,7 @@ class JoiningLoop(ge.DecodeLoop):
             self.batch[:] = self.rows
             running.append(self.decide(running.logits, running.ids), running.mask[:, -1:] | 1)
             self.observer.stepped()
-            kept = [index for index, row in enumerate(self.batch) if not row.watch.over]
+            kept = [self.batch.index(row) for row in self.rows]
             if not kept:
                 running = None
             elif len(kept) < len(self.batch):

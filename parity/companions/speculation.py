@@ -491,9 +491,9 @@ class SpeculativeLoop(JoiningLoop):
         """The rows that run get what was drafted right, and a token; rows that now join them get
         their first ones."""
         ended = any(row.watch.over for row in self.rows)  # since the last turn, from outside
-        if ended and self.running is not None:
+        if ended:
             self.answer_ended()
-            self.running = settled([self.running])
+            self.running = settled([self.running] if self.running else [])
         guesses = self._guesses() if self.rows else {}
         with self.observer.timed("verify"):
             parts = self._forward(guesses)
