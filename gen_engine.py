@@ -311,21 +311,6 @@ def takes(owner: Any, method: str, parameter: str) -> bool:
     return parameter in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
 
 
-def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> Any:
-    """The prompt's forward pass inside a decode loop of `generate`. ids: [batch, prompt]."""
-    if hasattr(model, "_prefill"):  # transformers 5
-        return model._prefill(ids, config, state, is_first_iteration=True)
-    state.update(model._get_initial_cache_position(ids.shape[1], ids.device, state))
-    return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
-
-
-def forward_next(model: Any, ids: Any, state: dict[str, Any], new: int) -> Any:
-    """The forward pass of the last `new` tokens over the cache. ids: [batch, all tokens so far]."""
-    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
-    inputs = model.prepare_inputs_for_generation(ids, **last, **state)
-    return model(**inputs, return_dict=True)
-
-
 def abort(engine: Any, internal_ids: list[str]) -> None:
     """Remove requests from a vLLM engine, by the ids that the engine uses inside."""
     how = {"internal": True} if takes(engine.__class__, "abort_request", "internal") else {}
@@ -2625,6 +2610,9 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
 
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 LOGITS_KIT = "transformers.generation.logits_process"
+# A batch is made smaller once no more of it than this goes on. Where from 1/2 to 7/8 hardly matters:
+# 32 ragged rows of a 25 M model took 6.0 to 6.3 s with either (2026-11-28, one thread).
+FEW_ROWS = 1 / 2
 
 
 @dataclass(eq=False, slots=True)
@@ -2841,7 +2829,11 @@ def sampling_warpers(options: GenerationOptions) -> list[Any]:
 
 def change_rows(rows: Sequence[Row], scores: Any) -> Any:
     """The scores of each row after what changes it alone. scores: [rows, vocabulary]."""
-    changed = [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
+    changed = []
+    for row, own in zip(rows, scores):
+        if not row.watch.over:
+            own = own_logits(row.watch, row.ids, row.watch.ids, own)
+        changed.append(own)
     return lazy_import("torch").stack(changed)
 
 
@@ -2864,87 +2856,42 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     return kit.LogitsProcessorList(chain)
 
 
-IMAGE_INPUTS = (
-    "pixel_values",
-    "pixel_values_videos",
-    "image_grid_thw",
-    "video_grid_thw",
-    "image_sizes",
-)
-COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids")  # [.., rows, columns]
+def with_rope_offsets(model: Any) -> list[Any]:
+    """The modules that keep a position offset for each row of the latest batch: Qwen-VL's and those
+    that follow it."""
+    return [part for part in model.modules() if getattr(part, "rope_deltas", None) is not None]
 
 
-class Batch:
-    """Rows that decode side by side over one cache, padded on the left. Rows leave it.
+def inputs_to_continue(
+    model: Any, inputs: Mapping[str, Any], output: Any, kept: Any
+) -> dict[str, Any]:
+    """Inputs of the call of `generate` that goes on with some rows of another one.
 
-    ids: [rows, columns], all tokens so far.   logits: [rows, vocabulary] of the latest forward.
-    state: what transformers' `generate` passes from one forward to the next.
-    rope: Qwen-VL's position offsets [rows, 1], where the module keeps them (transformers 4.57).
-    A custom_generate hook: `generate` prepares the prompts, and leaves them here."""
-
-    def __init__(
-        self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any,
-        generation_config: Any,
-        **state: Any,
-    ) -> None:
-        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
-            state.pop(unused, None)
-        self.model = model
-        self.ids = input_ids
-        self.state = state
-        self.processors = logits_processor
-        self.config = generation_config
-        self.logits: Any = None
-        self.rope: Any = None
-
-    @property
-    def cache(self) -> Any:
-        """Named "cache" since transformers 5.24."""
-        return self.state.get("cache", self.state.get("past_key_values"))
-
-    def forward(self, new: int = 1) -> Any:
-        """The model's outputs: of the prompts at first, then of each row's last `new` tokens."""
-        if self.logits is None:
-            outputs = forward_first(self.model, self.ids, self.state, self.config)
-            if "cache_position" in self.state:  # transformers 4.57
-                inner = getattr(self.model, "model", self.model)
-                self.rope = getattr(inner, "rope_deltas", None)
-        else:
-            if self.rope is not None:  # another batch may have had its first forward since
-                self.model.model.rope_deltas = self.rope
-            outputs = forward_next(self.model, self.ids, self.state, new)
-        self.logits = outputs.logits[:, -1]
-        self.state = self.model._update_model_kwargs_for_generation(outputs, self.state)
-        for name in (*IMAGE_INPUTS, "mm_token_type_ids"):  # in the cache now
-            self.state.pop(name, None)
-        return outputs
-
-    def keep(self, kept: Sequence[int]) -> None:
-        """Take out all rows but these: of the ids, the cache, and every tensor by row."""
-        places = lazy_import("torch").tensor(kept, device=self.ids.device)
-        self.cache.reorder_cache(places)
-        for name, value in self.state.items():
-            # [rows, length], or Qwen-VL's position_ids: [4, rows, length]
-            if getattr(value, "ndim", 0) >= 2 and value.shape[-2] == len(self.ids):
-                self.state[name] = value.index_select(-2, places)
-        if self.rope is not None:
-            self.rope = self.rope[places]
-        self.ids = self.ids[places]
+    inputs, output: of that other call, whose cache is reduced in place.   kept: positions of the
+    rows. An image is in the cache; its tensors are not needed again."""
+    pad = lazy_import("torch").nn.functional.pad
+    cache_name = "cache" if "cache" in output else "past_key_values"  # since transformers 5.24
+    output[cache_name].reorder_cache(kept)
+    for part in with_rope_offsets(model):
+        part.rope_deltas = part.rope_deltas[kept]
+    new = output.sequences.shape[1] - inputs["input_ids"].shape[1]
+    going = {"input_ids": output.sequences[kept], cache_name: output[cache_name]}
+    for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+        if name in inputs:
+            going[name] = pad(inputs[name][kept], (0, new), value=fill)
+    return going
 
 
 class DecodeLoop:
-    """One token per row and step; a row that is over leaves the batch, and what waits is the next
-    batch (joining.py lets it join).
+    """Rows through transformers' `generate`, in batches; what waits is the next batch (joining.py
+    lets it join).
 
-    Not transformers' own loop: there a finished row computes padding until the last one ends, stop
-    strings match in the prompt too, and one global generator serves every row.
-    rows: those that run.   places: how many rows of so many tokens may run at a time.
-    waiting: those that do not run yet.   batch_kind: what holds the rows that run."""
-
-    batch_kind = Batch
+    The last logits processor chooses each row's token, by the row's own generator; a stopping
+    criterion gives it to the row, which knows whether it is over. Once a share of the rows is over,
+    the criterion ends the call, and another one continues from the cache of the others.
+    rows: those that are not over.   batch: the rows of the running call, in the order of its
+    tensors, those that are over among them.   waiting: those that do not run yet.
+    places: how many rows of so many tokens may run at a time."""
 
     def __init__(
         self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
@@ -2956,24 +2903,19 @@ class DecodeLoop:
         self.options = call.plan.options
         self.observer = call.observer
         self.rows: list[Row] = []
+        self.batch: list[Row] = []
         self.waiting = deque(waiting)
+        # A model that is not given positions may hold a state that more ids would be read into.
+        self.continues = "position_ids" in inspect.signature(model.forward).parameters
+        self.logits: Any = None  # [rows, vocabulary], raw, of the step
+        self.verifying = contextlib.ExitStack()  # entered while the model computes
 
     def run(self) -> None:
         """Decode until no row is left; fills the watch of each."""
-        batch = None
-        while batch is not None or self.waiting:
-            with self.observer.timed("verify"):
-                if batch is None:
-                    free, _ = self.room()
-                    batch = self.prepare(self.start(free))
-                batch.forward()
-            batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
-            self.observer.stepped()
-            if not kept:
-                batch = None
-                self.waiting.extend(self.call.more())
-            elif len(kept) < len(batch.ids):
-                batch.keep(kept)
+        while self.waiting:
+            free, _ = self.room()
+            self._run_batch(self.start(free))
+            self.waiting.extend(self.call.more())
 
     def room(self) -> tuple[int, int]:
         """(how many of the waiting rows may run beside those that do, how many may run in all)."""
@@ -2987,38 +2929,70 @@ class DecodeLoop:
         self.rows += started
         return started
 
-    def prepare(self, rows: Sequence[Row]) -> Any:
-        """transformers' `generate` on these prompts, up to its first forward."""
-        return self.model.generate(
-            **collate(rows, self.plan.checkpoint, self.model.device),
-            logits_processor=logits_processors(self.plan, self.rows),
-            max_new_tokens=self.options.max_new_tokens,
-            do_sample=False,  # the processors and this loop sample
-            use_cache=True,
-            custom_generate=self.batch_kind,
+    @property
+    def processors(self) -> Any:
+        """From the logits of a step to the one-hot scores of the chosen tokens."""
+        return lazy_import(LOGITS_KIT).LogitsProcessorList(
+            [
+                lambda ids, logits: self._read(logits),
+                *logits_processors(self.plan, self.batch),
+                lambda ids, scores: self._decide(scores),
+            ]
         )
 
-    def decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
-        """Choose each row's next token. Returns all ids, and the positions of the rows that go on.
-
-        logits: [rows, vocabulary].   input_ids: [rows, all tokens so far]."""
+    def _run_batch(self, rows: Sequence[Row]) -> None:
         torch = lazy_import("torch")
-        logits = logits.to(torch.float32, copy=True)
-        if any(row.matcher is not None for row in self.rows):
-            companions.structured.mask_logits([row.matcher for row in self.rows], logits)
-        scores = logits_processor(input_ids, logits)
-        chosen = self._choose(self._sound(logits, scores))
-        self._record(logits, chosen)
-        input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
-        return input_ids, self._push(chosen.tolist(), input_ids)
+        inputs = collate(rows, self.plan.checkpoint, self.model.device)
+        self.batch[:] = rows  # in place: the logits processors read this list
+        while self.rows:
+            output = self._generate(inputs)
+            if self.rows:
+                kept = [self.batch.index(row) for row in self.rows]
+                kept_rows = torch.tensor(kept, device=output.sequences.device)
+                inputs = inputs_to_continue(self.model, inputs, output, kept_rows)
+                self.batch[:] = self.rows
 
-    def _sound(self, logits: Any, scores: Any) -> Any:
-        """A row that has no token to choose fails; its scores become 0. logits, scores: [rows,
+    def _generate(self, inputs: Mapping[str, Any]) -> Any:
+        """Steps of the batch, until enough of it is over."""
+        transformers = lazy_import("transformers")
+        with contextlib.ExitStack() as self.verifying:
+            self.verifying.enter_context(self.observer.timed("verify"))
+            return self.model.generate(
+                **inputs,
+                logits_processor=self.processors,
+                stopping_criteria=transformers.StoppingCriteriaList([self._end_step]),
+                max_new_tokens=self.options.max_new_tokens - len(self.rows[0].watch.ids),
+                do_sample=False,  # the last processor samples
+                use_cache=True,
+                return_dict_in_generate=True,
+            )
+
+    def _read(self, logits: Any) -> Any:
+        """The first processor: what the model said. logits: [rows, vocabulary], float32."""
+        self.verifying.close()
+        over = [index for index, row in enumerate(self.batch) if row.watch.over]
+        if over:  # NaNs of a row that failed would fail the batch
+            logits[over] = 0.0
+        matchers = [None if row.watch.over else row.matcher for row in self.batch]
+        if any(matcher is not None for matcher in matchers):
+            companions.structured.mask_logits(matchers, logits)
+        self.logits = logits
+        return logits
+
+    def _decide(self, scores: Any) -> Any:
+        """The last processor: scores that leave each row its next token. scores: [rows,
+        vocabulary]."""
+        chosen = self._choose(self._sound(scores))
+        self._record(chosen)
+        return lazy_import("torch").zeros_like(scores).scatter_(1, chosen[:, None], 1.0)
+
+    def _sound(self, scores: Any) -> Any:
+        """A row that has no token to choose fails; its scores become 0. scores: [rows,
         vocabulary]."""
         sound = scores.amax(-1).isfinite()  # NaN and nothing but -inf are not
         if sound.all():
             return scores
-        for row, own, is_sound in zip(self.rows, logits, sound.tolist()):
+        for row, own, is_sound in zip(self.batch, self.logits, sound.tolist()):
             if not is_sound and not row.watch.over:
                 row.watch.fail(no_token(bool(own.isnan().any()), row.matcher is not None))
         return scores.masked_fill(~sound[:, None], 0.0)
@@ -3027,50 +3001,61 @@ class DecodeLoop:
         """Greedy, or sampled by each row's own generator. scores: [rows, vocabulary] ->
         [rows]."""
         torch = lazy_import("torch")
-        if self.rows[0].generator is None:
-            return scores.argmax(-1)
-        samples = []
-        for chances, row in zip(scores.softmax(-1), self.rows):
-            samples.append(torch.multinomial(chances, 1, generator=row.generator))
-        return torch.cat(samples)
+        tokens = scores.argmax(-1)
+        if self.batch[0].generator is None:
+            return tokens
+        chances = scores.softmax(-1)
+        for index, row in enumerate(self.batch):
+            if not row.watch.over:
+                tokens[index] = torch.multinomial(chances[index], 1, generator=row.generator)
+        return tokens
 
-    def _record(self, logits: Any, chosen: Any) -> None:
-        """Keep what the options want of the raw distribution. logits: [rows, vocabulary], chosen:
-        [rows]."""
+    def _record(self, chosen: Any) -> None:
+        """Keep what the options want of the raw distribution. chosen: [rows]."""
         if self.options.logits:
-            for row, values in zip(self.rows, logits.cpu()):
-                row.watch.logits.append(values)
+            for row, values in zip(self.batch, self.logits.cpu()):
+                if not row.watch.over:
+                    row.watch.logits.append(values)
         if self.options.logprobs is None:
             return
-        raw = logits.log_softmax(-1)
+        raw = self.logits.log_softmax(-1)
         own = raw.gather(1, chosen[:, None])[:, 0].tolist()
         top = raw.topk(self.options.logprobs)
         for row, logprob, ids, values in zip(
-            self.rows, own, top.indices.tolist(), top.values.tolist()
+            self.batch, own, top.indices.tolist(), top.values.tolist()
         ):
-            row.watch.logprobs.append(logprob)
-            row.watch.top_logprobs.append(dict(zip(ids, values)))
-
-    def _push(self, tokens: Sequence[int], input_ids: Any) -> list[int]:
-        """Give each row its token. Returns the positions of the rows that go on.
-
-        input_ids: [rows, all tokens so far]."""
-        for row, token in zip(self.rows, tokens):
             if not row.watch.over:
-                row.watch.push(token)
-                if row.matcher is not None and not row.matcher.accept(token):
-                    row.watch.fail(no_token(False, True))  # a plugin left no other choice
-        if self.plan.plugins:
-            self.plan.plugins.stop_rows(self.rows, input_ids)
-        return self._take_out()
+                row.watch.logprobs.append(logprob)
+                row.watch.top_logprobs.append(dict(zip(ids, values)))
 
-    def _take_out(self) -> list[int]:
-        """Take out the rows that are over. Returns the positions of the others."""
-        kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
+    def _end_step(self, ids: Any, scores: Any, **_: Any) -> Any:
+        """The stopping criterion: [rows], whether each is over; True for all of them where too few
+        go on. ids: [rows, all tokens so far]."""
+        self.push(ids)
+        self.observer.stepped()
+        self.verifying.enter_context(self.observer.timed("verify"))
+        few = len(self.batch) * FEW_ROWS if self.continues else 0
+        ends = len(self.rows) <= few
+        over = [ends or row.watch.over for row in self.batch]
+        return lazy_import("torch").tensor(over, device=ids.device)
+
+    def push(self, ids: Any) -> None:
+        """Give each row of the batch its newest token. ids: [rows, all tokens so far]."""
+        running = [index for index, row in enumerate(self.batch) if not row.watch.over]
+        rows = [self.batch[index] for index in running]
+        for row, token in zip(rows, ids[running, -1].tolist()):
+            row.watch.push(token)
+            if row.matcher is not None and not row.matcher.accept(token):
+                row.watch.fail(no_token(False, True))  # a plugin left no other choice
+        if self.plan.plugins and rows:
+            self.plan.plugins.stop_rows(rows, ids[running])
+        self.answer_ended()
+
+    def answer_ended(self) -> None:
+        """Answer the rows that are over; they run no longer."""
         for row in [row for row in self.rows if row.watch.over]:
             self.call.done(row.place, row.watch.completion(row.ids))
-            self.rows.remove(row)  # in place: the logits processors read this list
-        return kept
+            self.rows.remove(row)
 
 
 def auto_class(checkpoint: Checkpoint) -> Any:
@@ -3100,7 +3085,7 @@ def read_model(checkpoint: Checkpoint, **how: Any) -> Any:
 
 
 class HfBackend:
-    """transformers, in padded batches that rows leave as they finish."""
+    """transformers' `generate`, in padded batches that shrink as their rows finish."""
 
     name = "hf"
     is_written = False
@@ -3143,7 +3128,11 @@ class HfBackend:
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
-            stack.callback(self.adapt, self.adapter)  # a plugin may call the engine that runs it
+            # A plugin may call the engine that runs it.
+            stack.callback(self.adapt, self.adapter)
+            for part in with_rope_offsets(self.model):
+                stack.callback(setattr, part, "rope_deltas", part.rope_deltas)
+                part.rope_deltas = None
             for adapter, group in itertools.groupby(
                 longest_first, key=lambda row: row.prompt.adapter
             ):
@@ -4070,8 +4059,7 @@ FOR_COMPANIONS = (
     "no_token",
     "own_logits",
     "sampling_warpers",
-    "COLUMN_INPUTS",
-    "Batch",
+    "with_rope_offsets",
     "DecodeLoop",
     "auto_class",
     "samples_of",

@@ -156,7 +156,7 @@ class ContinuousLoop(ge.DecodeLoop):
                     index=row.place,
                 )
             )
-        self._take_out()
+        self.answer_ended()
         self.observer.stepped()
 
     def _push_new(self, row: ge.Row, result: Any) -> None:

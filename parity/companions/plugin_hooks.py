@@ -211,9 +211,14 @@ class Hooks(tuple[ge.Plugin, ...]):
 
 
 def process_rows(name: str, processor: Any, rows: Sequence[ge.Row], ids: Any, scores: Any) -> Any:
-    """The scores of a batch after one logits processor. scores: [rows, vocabulary]."""
+    """The scores of a batch after one logits processor, which sees the rows that run. scores:
+    [rows, vocabulary]."""
+    running = [index for index, row in enumerate(rows) if not row.watch.over]
+    own = scores[running]
     with fail_rows_on(row.watch for row in rows):
-        return logits_of(name, "hf_logits_processors", processor, scores, ids, scores.clone())
+        changed = logits_of(name, "hf_logits_processors", processor, own, ids[running], own.clone())
+        scores = scores.clone()  # the original is kept, as the raw distribution
+        scores[running] = changed
     return scores
 
 

@@ -284,8 +284,6 @@ class RaggedBatch:
         self.rigid = rigid
         self.width = batch.ids.shape[1]
         self.lengths = [length_of(row) for row in rows]
-        if batch.state.get("attention_mask") is None:  # 5.x drops one without a zero
-            batch.state["attention_mask"] = batch.ids.new_ones(batch.ids.shape)
         if hasattr(batch.cache, "activate_past_recording"):
             batch.cache.activate_past_recording()
 
@@ -304,47 +302,26 @@ class RaggedBatch:
         return len(advances) < 2
 
     def begin(self) -> Any:
-        """The first forward, of the prompts: logits [rows, 1, vocabulary]."""
-        logits = self.batch.forward().logits[:, -1:]
+        """Logits of the prompts: [rows, 1, vocabulary]."""
         layers = getattr(self.batch.cache, "layers", ())
         if not layers or not all(map(takes_back, layers)):
             problem = "this model's cache cannot take back what was guessed wrong"
             fix = "load without the decoder, or use backend='vllm'"
             raise ge.UnsupportedError(problem, fix=fix)
-        return logits
+        return self.batch.logits[:, None]
 
     def forward(self) -> Any:
-        """Of all that the cache does not have: logits [rows, such columns, vocabulary]."""
-        batch = self.batch
-        columns = batch.ids.shape[1]
-        seen = batch.cache.get_seq_length()
-        if "cache_position" in batch.state:
-            positions = torch().arange(seen, columns, device=batch.ids.device)
-            batch.state["cache_position"] = positions
-        if "logits_to_keep" in batch.state:
-            batch.state["logits_to_keep"] = columns - seen
-        return batch.forward(columns - seen).logits[:, seen - columns :]
+        """Logits of all that the cache does not have: [rows, such columns, vocabulary]."""
+        return self.batch.forward(self.batch.ids.shape[1] - self.batch.cache.get_seq_length())
 
     def extend(self, tokens: Sequence[Sequence[int]]) -> None:
         """Put tokens behind each row. Where one has fewer than another, a masked column stands, at
         a position that the row has already: a model may know no further one."""
-        batch = self.batch
-        width = batch.ids.shape[1]
+        ids = self.batch.ids
         most = max(map(len, tokens))
-        counts = batch.ids.new_tensor([[len(own)] for own in tokens])
-        steps = torch().arange(1, most + 1, device=batch.ids.device)
-        filled = batch.ids.new_tensor([[*own, *[0] * (most - len(own))] for own in tokens])
-        batch.ids = torch().cat([batch.ids, filled], dim=1)
-        for name in held_by_column(batch):
-            held = batch.state[name][..., :width]  # without what a forward adds by itself
-            last = held[..., -1:]
-            new = {
-                "attention_mask": steps <= counts,
-                "position_ids": last + steps.minimum(counts),
-                "token_type_ids": last,
-            }[name]
-            more = new.expand(*held.shape[:-1], most)
-            batch.state[name] = torch().cat([held, more.to(held.dtype)], dim=-1)
+        counts = ids.new_tensor([[len(own)] for own in tokens])
+        filled = ids.new_tensor([[*own, *[0] * (most - len(own))] for own in tokens])
+        self.batch.append(filled, torch().arange(1, most + 1, device=ids.device) <= counts)
 
     def settle(self) -> None:
         """End a round: rows that are over leave, the others end with their newest token, whatever
@@ -362,6 +339,7 @@ class RaggedBatch:
         else:
             forget(self.batch.cache, seen - cached)
             self.batch.ids = self.batch.ids[:, : self.width - 1]
+            self.batch.mask = self.batch.mask[:, : self.width - 1]
         self.extend([row.watch.ids[-1:] for row in self.rows])
 
     def _drop_ended(self) -> list[int]:
@@ -383,11 +361,7 @@ class RaggedBatch:
         source = offsets + begin  # [rows, columns]
         columns = source.clamp(min=0)  # the first one holds a row's first token, or padding
         batch.ids = batch.ids.gather(1, columns)
-        for name in held_by_column(batch):
-            held = batch.state[name]
-            batch.state[name] = held.gather(-1, columns.expand(*held.shape[:-1], -1))
-        batch.state["attention_mask"] *= source >= 0
-        batch.rope = None if batch.rope is None else batch.rope + begin
+        batch.mask = batch.mask.gather(1, columns) * (source >= 0)
         for layer in batch.cache.layers:
             layer.keys = picked(layer.keys, columns[:, :cached])
             layer.values = picked(layer.values, columns[:, :cached])
@@ -401,10 +375,6 @@ class RaggedBatch:
         self.rows = self.rows + other.rows
         self.lengths = self.lengths + other.lengths
         self.width = self.batch.ids.shape[1]
-
-
-def held_by_column(batch: ElasticBatch) -> list[str]:
-    return [name for name in ge.COLUMN_INPUTS if batch.state.get(name) is not None]
 
 
 def settled(parts: Iterable[RaggedBatch]) -> RaggedBatch | None:
@@ -479,8 +449,7 @@ class DraftModel:
         return running
 
     def _prepare(self, rows: Sequence[ge.Row]) -> ElasticBatch:
-        """transformers' `generate` on all ids of the rows, up to its first forward. An image is its
-        placeholders."""
+        """The first forward, of all ids of the rows. An image is its placeholders."""
         known = [[*row.ids, *row.watch.ids] for row in rows]
         longest = max(map(len, known))
         padded = []
@@ -490,15 +459,8 @@ class DraftModel:
             padded.append(ids[:1] * pads + ids)
             masks.append([0] * pads + [1] * len(ids))
         tensor = functools.partial(torch().tensor, device=self.model.device)
-        batch: ElasticBatch = self.model.generate(
-            input_ids=tensor(padded),
-            attention_mask=tensor(masks),
-            max_new_tokens=self.how.num_tokens,
-            do_sample=False,
-            use_cache=True,
-            custom_generate=ElasticBatch,
-        )
-        return batch
+        inputs = {"input_ids": tensor(padded), "attention_mask": tensor(masks)}
+        return ElasticBatch(self.model, inputs)
 
 
 class SpeculativeLoop(JoiningLoop):
@@ -532,9 +494,9 @@ class SpeculativeLoop(JoiningLoop):
         """The rows that run get what was drafted right, and a token; rows that now join them get
         their first ones."""
         ended = any(row.watch.over for row in self.rows)  # since the last turn, from outside
-        if ended and self.running is not None:
-            self._push((), self.running.batch.ids)
-            self.running = settled([self.running])
+        if ended:
+            self.answer_ended()
+            self.running = settled([self.running] if self.running else [])
         guesses = self._guesses() if self.rows else {}
         with self.observer.timed("verify"):
             parts = self._forward(guesses)
@@ -577,29 +539,23 @@ class SpeculativeLoop(JoiningLoop):
     def _judge(self, part: RaggedBatch, logits: Any, tokens: Guesses, *, guessed: bool) -> None:
         """Give each row its tokens up to the first that is not among `tokens`.
         logits: [rows, most of them + 1, vocabulary]."""
-        everyone = list(self.rows)
-        waits = set(self.rows) - set(part.rows)
         ids = part.batch.ids[:, : part.width]
         onward = list(part.rows)
         at = list(range(len(onward)))  # where those are in `part`
-        self.rows[:] = onward  # in place: the logits hooks read this list
-        try:
-            for place in range(logits.shape[1]):
-                ids, kept = self.decide(logits[at, place], part.batch.processors, ids)
-                right = right_rows(onward, ids[:, -1].tolist(), tokens, place)
-                for index in right:
-                    onward[index].watch.matched += guessed
-                going = [index for index in kept if index in right]
-                if not going or (len(going) < len(kept) and not part.elastic):
-                    break
-                ids = ids[going]
-                at = [at[index] for index in going]
-                onward = [onward[index] for index in going]
-                waits |= set(self.rows) - set(onward)
-                self.rows[:] = onward
-        finally:
-            waits |= set(self.rows)
-            self.rows[:] = [row for row in everyone if row in waits]
+        for place in range(logits.shape[1]):
+            self.batch[:] = onward  # in place: the logits processors read this list
+            chosen = self.decide(logits[at, place], ids)
+            ids = torch().cat([ids, chosen], dim=1)
+            right = right_rows(onward, chosen[:, 0].tolist(), tokens, place)
+            for index in right:
+                onward[index].watch.matched += guessed
+            kept = [index for index, row in enumerate(onward) if not row.watch.over]
+            going = [index for index in kept if index in right]
+            if not going or (len(going) < len(kept) and not part.elastic):
+                break
+            ids = ids[going]
+            at = [at[index] for index in going]
+            onward = [onward[index] for index in going]
 
 
 def right_rows(

@@ -497,14 +497,18 @@ def cut_at_end(
 
 # == Taps ==
 
+CACHES = {"past_key_values", "cache"}  # arguments of generate: "cache" since transformers 5.24
+
 
 @model_tap
 def tap_generate(listener: Listener, call: Invocation) -> Any:
     with listener.inside("generate") as outermost:
         if not outermost:
             return call.run()
-        resolved = listener.thread.memory.renew(Resolved)
         nested = listener.within("engine")
+        if nested and (call.arguments.keys() & CACHES):
+            return call.run()  # the engine goes on with some rows of a call that was noted
+        resolved = listener.thread.memory.renew(Resolved)
         with watched_forward(listener, call.owner, stays=nested):
             result = call.run()
     with listener.guarded("a call of generate"):

@@ -326,15 +326,15 @@ def test_rows_that_run_again_count_once(shared: Load, tmp_path: Path, monkeypatc
 
     def runs_out_once(*given: Any) -> Any:
         made = loop(*given)
-        decide = made.decide
+        push = made.push
 
-        def act(*args: Any) -> Any:
+        def act(ids: Any) -> None:
             if len(made.rows[0].watch.ids) == 4 and not failed:
                 failed.append(len(made.rows))
                 raise MemoryError
-            return decide(*args)
+            push(ids)
 
-        made.decide = act
+        made.push = act
         return made
 
     monkeypatch.setattr(engine.backend, "loop", runs_out_once)

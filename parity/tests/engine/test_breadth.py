@@ -95,6 +95,19 @@ def test_text_architectures_give_the_same_ids_on_both(name: str, tmp_path: Path)
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
 
 
+def test_ragged_rows_of_a_model_without_positions_are_what_each_is_alone(tmp_path: Path) -> None:
+    """A recurrent state cannot be continued from: such a batch runs to its end."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": vocabulary(TEXT)}
+    config = importlib.import_module("transformers").MambaConfig(**sizes, bos_token_id=None, pad_token_id=None)
+    requests = [{"prompt": f"Count to {n}." * (1 + n % 3), "seed": n} for n in range(8)]
+    with open_engine(save(tmp_path / "mamba", config, TEXT), "hf", max_model_len=512) as engine:
+        options = {"max_new_tokens": 24, "temperature": 1.0, "stop": {"token_ids": [*range(0, 500, 20)]}}
+        alone = [engine.generate_text_batch([request], options)[0] for request in requests]
+        together = engine.generate_text_batch(requests, options)
+    assert len({result.completion_tokens for result in alone}) > 2
+    assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+
+
 def test_hf_answers_beside_a_vllm_that_runs_the_model_by_transformers_code_and_after_it(tmp_path: Path) -> None:
     """vLLM rewrites the class that it runs so; 0.32 does that with this one."""
     model = text_checkpoint("olmo2", tmp_path)

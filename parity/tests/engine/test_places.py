@@ -93,16 +93,8 @@ def test_structures_and_hooks_stay_with_their_rows(shared: Load) -> None:
             assert told(result) == told(alone)
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_rows_with_pictures_join_others(shared: Load, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
+def test_rows_with_pictures_join_others(shared: Load) -> None:
     few, many = shared(VL, "hf", max_batch_size=3, decoder=JOINING), shared(VL, "hf")
-    update, name = few.model._update_model_kwargs_for_generation, "mm_token_type_ids"
-    if not grows:  # transformers 5.3 leaves it as long as the prompt
-        monkeypatch.setattr(
-            few.model,
-            "_update_model_kwargs_for_generation",
-            lambda outputs, state: {**update(outputs, dict(state)), **{k: v for k, v in state.items() if k == name}},
-        )
     pictures = [drawing("red", "circle"), drawing("green", "square", width=160, height=96), drawing("blue", "circle")]
     requests = [
         {"messages": [{"role": "user", "content": [*({"type": "image", "image": one} for one in seen), text]}]}

@@ -135,7 +135,7 @@ def test_the_tool_parser_is_linear_in_the_text(monkeypatch: pytest.MonkeyPatch, 
 # == Rows on transformers ==
 
 
-def test_a_finished_row_is_computed_no_more(shared: Load) -> None:
+def test_finished_rows_are_less_than_half_of_what_is_computed(shared: Load) -> None:
     engine = shared(TEXT, "hf")
     work = workloads.make_work("text", "ragged", 16, 64)
     sizes: list[int] = []
@@ -146,7 +146,8 @@ def test_a_finished_row_is_computed_no_more(shared: Load) -> None:
         results = engine.generate_text_batch(list(work.requests), {"max_new_tokens": 64}, cache=False)
     finally:
         hook.remove()
-    assert sum(sizes) == sum(result.completion_tokens for result in results)
+    assert len(set(sizes)) > 2  # the batch became smaller more than once
+    assert sum(sizes) < 2 * sum(result.completion_tokens for result in results)
     assert max(result.completion_tokens for result in results) > 3 * min(result.completion_tokens for result in results)
 
 

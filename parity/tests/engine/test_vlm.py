@@ -361,6 +361,29 @@ def test_images_of_equal_bytes_and_other_sizes_have_an_answer_each(
     assert seen == [2]
 
 
+def test_ragged_rows_with_images_are_what_each_is_alone_whatever_a_plugin_asks_meanwhile(shared: Load) -> None:
+    """The batch is made smaller, and goes on from its own position offsets."""
+    engine = shared(VL, "hf")
+    images = [drawing("red", "circle"), drawing("green", "square", width=160, height=96), drawing("blue", "triangle")]
+    texts = ["Count to 14.", *["What do you see?"] * 2, "Count to 9.", *["What do you see?"] * 2]
+    requests = [look(*images[: 1 + n % 3], text=text) for n, text in enumerate(texts)]
+    options = {"max_new_tokens": 60, "logprobs": 0}
+
+    class Asks(gen_engine.Plugin):
+        def should_stop(self, token_ids: Any, text: str) -> bool:
+            if len(token_ids) in (3, 9):
+                engine.generate_vlm_batch([look(images[1])], {"max_new_tokens": 2}, cache=False)
+            return False
+
+    for plugins in ([], [Asks()]):
+        together = engine.generate_vlm_batch(requests, options, plugins=plugins, cache=False)
+        assert len({result.completion_tokens for result in together}) > 1
+        for request, result in zip(requests, together):
+            [alone] = engine.generate_vlm_batch([request], options, cache=False)
+            assert result.token_ids == alone.token_ids
+            assert result.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
 def test_text_batches_of_a_vlm_and_of_a_text_checkpoint_share_one_meaning(shared: Load) -> None:
     task = text_tasks(1)[0]
     a, b = (shared(model, "hf").generate_text_batch([of_task(task)])[0] for model in (TEXT, VL))
