@@ -519,8 +519,9 @@ def hf_reads(backend: Any, reads: Sequence[Read]) -> list[Values]:
 def shared_prefix(reads: Sequence[Read], checkpoint: ge.Checkpoint) -> Ids:
     """The ids that the reads of one request begin with; none where sharing them saves little, or
     where an image stands behind them."""
-    if len(reads) == 1:
-        return ()
+    has_images = bool(reads[0].prompt.images)
+    if len(reads) == 1 or (has_images and ge.installed("transformers<5")):
+        return ()  # transformers 4.57 places text behind images by an argument of `generate`
     rows = [read.prompt.token_ids for read in reads]
     most = min(map(len, rows)) - 1  # each row has a token of its own
     same = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows))
@@ -647,7 +648,6 @@ def vllm_reads(backend: Any, reads: Sequence[Read]) -> list[Values]:
             params = kit.SamplingParams(
                 max_tokens=1,
                 temperature=0.0,
-                logprobs=len(some),  # older releases report none without it
                 logprob_token_ids=some,
                 ignore_eos=True,
                 detokenize=False,

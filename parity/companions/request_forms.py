@@ -14,7 +14,7 @@ WITH="request_forms reasoning tool_calls penalties plugin_hooks structured"`, an
 
 batch_files.py and ray_data.py do this for lines and rows. OpenAI's bodies need reasoning.py, those
 with tools tool_calls.py; penalties and a budget for the thought need penalties.py and
-plugin_hooks.py. A field that is not carried is refused with its name.
+plugin_hooks.py; questions decisions.py. A field that is not carried is refused with its name.
 """
 
 from __future__ import annotations
