@@ -25,11 +25,12 @@ import functools
 import inspect
 import itertools
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING or not __package__:
     import gen_engine as ge
@@ -39,6 +40,8 @@ else:  # the copy beside this file, whatever others the process has
 __version__ = "0.3.0"
 
 __all__ = ["Choice", "Decision", "Level", "Question", "decide", "read_body", "reply"]
+
+log = logging.getLogger("gen_engine")
 
 TYPES = ("predicate", "choice", "score")
 Ids = tuple[int, ...]
@@ -103,18 +106,18 @@ class Question:
     labels: Any = None
 
     def __post_init__(self) -> None:
-        ge.check_name(self.type, "no type of question", TYPES)
+        if self.type not in TYPES:
+            fix = ge.did_you_mean(self.type, TYPES)
+            raise ge.OptionError(f"no type of question {ge.short_repr(self.type)}", fix=fix)
         for name in ("instructions", "name"):
             value = getattr(self, name)
             if value and not ge.is_text(value):
                 raise self.error(f"{name} is {ge.short_repr(value)}", "give a text")
-        ge.set_frozen(
-            self,
-            choices=as_options(self, "choices", Choice, "value"),
-            levels=as_options(self, "levels", Level, "label"),
-        )
+        set_field = functools.partial(object.__setattr__, self)  # it is frozen
+        set_field("choices", as_options(self, "choices", Choice, "value"))
+        set_field("levels", as_options(self, "levels", Level, "label"))
         labels = self.usual_labels() if self.labels is None else self.labels
-        ge.set_frozen(self, labels=tuple(as_spellings(self, label) for label in listed(labels)))
+        set_field("labels", tuple(as_spellings(self, label) for label in listed(labels)))
         check_labels(self)
 
     def error(self, problem: str, fix: str) -> ge.OptionError:
@@ -299,7 +302,7 @@ def question_text(question: Question, checkpoint: ge.Checkpoint) -> str:
 
 
 def label_text(label: Label, checkpoint: ge.Checkpoint) -> str:
-    text = label if isinstance(label, str) else ge.decode_ids(checkpoint.tokenizer, label)
+    text = label if isinstance(label, str) else text_of(checkpoint, label)
     return text.strip()
 
 
@@ -328,14 +331,30 @@ def as_request(source: Any, checkpoint: ge.Checkpoint) -> Any:
     if request.structured is not None or request.seed is not None:
         problem = "structured and seed are for generating, not for deciding"
         raise ge.RequestError(problem, fix="drop them")
-    if ge.holds_images(request):
+    if has_images(request):
         _ = checkpoint.vision  # or an UnsupportedError
     return request
+
+
+def has_images(request: Any) -> bool:
+    if request.images:
+        return True
+    for message in request.messages or ():
+        for part in message.get("content") or ():
+            if isinstance(part, Mapping) and part["type"] != "text":
+                return True
+    return False
 
 
 # == Labels -> token ids ==
 
 TAIL = 32  # tokens of a prompt that a label is tokenized behind
+
+
+def text_of(checkpoint: ge.Checkpoint, ids: Sequence[int]) -> str:
+    """Token ids as text, with special tokens, as the tokenizer would read them again."""
+    how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(checkpoint.tokenizer.decode(list(ids), **how))
 
 
 def prompt_tail(prompt: ge.Prompt, checkpoint: ge.Checkpoint) -> Ids:
@@ -367,7 +386,7 @@ def check_position(request: Any, prompt: ge.Prompt, checkpoint: ge.Checkpoint) -
     if request.chat.enable_thinking:
         problem = "the answer begins with a thought: enable_thinking is True"
         raise ge.RequestError(problem, fix="leave it out")
-    tail = ge.decode_ids(checkpoint.tokenizer, prompt_tail(prompt, checkpoint))
+    tail = text_of(checkpoint, prompt_tail(prompt, checkpoint))
     if opens_thought(tail):
         problem = f"the chat template opens a thought ({ge.short_repr(tail)})"
         fix = "end it with continue_final=True and an assistant message that holds an empty one"
@@ -413,18 +432,17 @@ class Labels:
 
     def _encode(self, label: str, tail: Ids) -> tuple[Ids, str]:
         """(the ids that a label adds to a prompt's end, or why there are none)."""
-        tokenizer = self.checkpoint.tokenizer
-        text = ge.decode_ids(tokenizer, tail)
+        text = text_of(self.checkpoint, tail)
         before = ge.encode(self.checkpoint, text, False)
         joined = ge.encode(self.checkpoint, text + label, False)
         ids = joined[len(before) :]
         if joined[: len(before)] != before:
             end = ge.short_repr(text[-8:])
             return (), f"merges with the end of the prompt ({end}: does it end with a blank?)"
-        if not ids or getattr(tokenizer, "unk_token_id", None) in ids:
+        if not ids or getattr(self.checkpoint.tokenizer, "unk_token_id", None) in ids:
             return (), "has characters that the tokenizer does not know"
-        if not ge.decode_ids(tokenizer, joined).endswith(label):
-            written = ge.short_repr(ge.decode_ids(tokenizer, ids))
+        if not text_of(self.checkpoint, joined).endswith(label):
+            written = ge.short_repr(text_of(self.checkpoint, ids))
             return (), f"is not what the tokenizer writes: {written}"
         return ids, ""
 
@@ -554,7 +572,7 @@ def shared_reads(backend: Any, reads: Sequence[Read], prefix: Ids) -> list[Value
     except (RuntimeError, MemoryError) as error:
         if not ge.is_oom(error):
             raise
-        ge.log.warning("out of memory with a shared prefix of %d tokens; reading each", length)
+        log.warning("out of memory with a shared prefix of %d tokens; reading each", length)
     finally:
         backend.adapt(previous)
     ge.free_memory()
@@ -815,7 +833,7 @@ def decide(
     *,
     temperature: float = 1.0,
     content_free: Sequence[Any] = (),
-    on_error: ge.OnError = "raise",
+    on_error: Literal["raise", "return"] = "raise",
 ) -> list[Any]:
     """How likely each answer to each question is: all questions of the first request, then those of
     the second, ...
@@ -838,7 +856,9 @@ def decide(
     if not is_number or not 0 < temperature < math.inf:
         problem = f"temperature is {ge.short_repr(temperature)}"
         raise ge.OptionError(problem, fix="it must be a finite number above 0")
-    ge.check_name(on_error, "no on_error", ("raise", "return"))
+    if on_error not in ("raise", "return"):
+        fix = "known: raise, return"
+        raise ge.OptionError(f"no on_error {ge.short_repr(on_error)}", fix=fix)
     free = ge.batch_of(content_free, "content_free")
     calibration = Calibration(float(temperature), tuple(free))
     items = list(zip(sources, asked))
