@@ -961,15 +961,17 @@ class Answering:
             except ge.GenEngineError as error:
                 item.error = error
         good = [item for item in items if item.error is None]
-        if good:
-            questions = [item.wanted.questions for item in good]
+        questions = [item.wanted.questions for item in good]
+        try:
             decide = ge.companions.decisions.decide
-            left = iter(decide(self.engine, asked, questions, on_error="return"))
-            for item in good:
-                decisions = [next(left) for _ in item.wanted.questions]
-                errors = [one for one in decisions if isinstance(one, ge.GenEngineError)]
-                item.error = errors[0] if errors else None
-                item.decisions = decisions
+            left = iter(decide(self.engine, asked, questions, on_error="return") if good else ())
+        except ge.UnsupportedError as error:  # of this backend
+            left = itertools.repeat(error)
+        for item in good:
+            decisions = [next(left) for _ in item.wanted.questions]
+            errors = [one for one in decisions if isinstance(one, ge.GenEngineError)]
+            item.error = errors[0] if errors else None
+            item.decisions = decisions
         for item in items:
             self._end(item)
 

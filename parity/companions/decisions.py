@@ -116,6 +116,10 @@ class Question:
         set_field = functools.partial(object.__setattr__, self)  # it is frozen
         set_field("choices", as_options(self, "choices", Choice, "value"))
         set_field("levels", as_options(self, "levels", Level, "label"))
+        for level in self.levels:
+            if level.value is not None and type(level.value) not in (int, float):
+                problem = f"value of level {level.label!r} is {ge.short_repr(level.value)}"
+                raise self.error(problem, "give a number")
         labels = self.usual_labels() if self.labels is None else self.labels
         set_field("labels", tuple(as_spellings(self, label) for label in listed(labels)))
         check_labels(self)
@@ -165,6 +169,9 @@ def as_options(question: Question, name: str, kind: Any, field_name: str) -> tup
         value = getattr(option, field_name)
         if not isinstance(value, bool if kind is Choice and value in (True, False) else str):
             raise question.error(f"{field_name} is {ge.short_repr(value)}", "give a text")
+        if not isinstance(option.description, str):
+            problem = f"description is {ge.short_repr(option.description)}"
+            raise question.error(problem, "give a text")
         made.append(option)
     is_wanted = question.type == {"choices": "choice", "levels": "score"}[name]
     if bool(made) != is_wanted or len(made) == 1:
@@ -809,14 +816,16 @@ def priors_of(
     session: Session, asked: Sequence[Sequence[Question]], content_free: Sequence[Any]
 ) -> dict[Question, list[Reading]]:
     """The readings of each question behind content-free requests."""
+    questions = list(dict.fromkeys(itertools.chain(*asked)))
     found: dict[Question, list[Reading]] = {}
-    for question in dict.fromkeys(itertools.chain(*asked)):
-        for source in content_free:
-            try:
-                found.setdefault(question, []).extend(session.ask(-1, source, [question]))
-            except ge.GenEngineError as error:
-                error.problem = f"content_free: {error.problem}"
-                raise
+    for number, source in enumerate(content_free, start=1):
+        try:
+            readings = session.ask(-number, source, questions)
+        except ge.GenEngineError as error:
+            error.problem = f"content_free: {error.problem}"
+            raise
+        for question, reading in zip(questions, readings):
+            found.setdefault(question, []).append(reading)
     return found
 
 

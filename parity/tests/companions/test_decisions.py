@@ -229,6 +229,7 @@ BAD_QUESTIONS: list[tuple[dict[str, Any], str]] = [
     ({"type": "predicate", "labels": ["yes", "yes"]}, "label 'yes' stands twice"),
     ({"type": "predicate", "labels": ["yes", []]}, "a label is empty"),
     ({"type": "predicate", "labels": ["yes", "\ud83d"]}, "neither a text of whole characters"),
+    ({"type": "score", "levels": [{"label": "a", "value": "1"}, "b"]}, "value of level 'a' is '1'"),
     ({"type": "predicate", "labels": ["yes", 7]}, "label 7 is neither"),
     ({"type": "choice", "choices": [{"value": "a"}, {"valeu": "b"}]}, "Did you mean 'value'"),
 ]
