@@ -5,6 +5,7 @@ that are only read, as code that reads a model's last logits by itself is.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -32,8 +33,9 @@ class ReadCall:
     reads: list[Any] = field(default_factory=list)
 
 
-def expanded_ids(prompt: Any, below: Below, events: Events) -> Ids:
-    """The ids that the model read: of a prompt with images, with their tokens."""
+def expanded_ids(engine: Any, prompt: Any, below: Below, events: Events) -> Ids:
+    """The ids that the model read: of a prompt with images, with their tokens, as a forward got
+    them; or, where vLLM's was not seen or a prefix was read once, as many as the engine counts."""
     ids = tuple(prompt.token_ids)
     if not prompt.images:
         return ids
@@ -42,7 +44,15 @@ def expanded_ids(prompt: Any, below: Below, events: Events) -> Ids:
         for row in rows:
             if below.collapsed(row.ids) == ids:
                 return row.ids
-    return ids
+    checkpoint = engine.checkpoint
+    image_tokens = sys.modules[type(engine).__module__].image_tokens
+    images = iter(prompt.images)
+    found = list[int]()
+    for token in ids:
+        is_image = token in checkpoint.placeholder_ids
+        count = image_tokens(next(images), prompt.image_kwargs, checkpoint) if is_image else 1
+        found += [token] * count
+    return tuple(found)
 
 
 def read_decisions(engine: Any, reads: Sequence[Any], events: Events) -> ModelCall:
@@ -50,7 +60,7 @@ def read_decisions(engine: Any, reads: Sequence[Any], events: Events) -> ModelCa
     below = Below(engine, events)
     outputs = []
     for read in reads:
-        ids = expanded_ids(read.prompt, below, events)
+        ids = expanded_ids(engine, read.prompt, below, events)
         images = below.pictures(read.prompt, ids, tuple(read.prompt.token_ids))
         request = below.adapter_stage(read.prompt)
         outputs.append(scored_output(ids, images, request))

@@ -417,6 +417,23 @@ def test_reads_of_decide_are_recorded_as_those_of_plain_code(text: GenerationEng
         assert new == pytest.approx(old, abs=CLOSE)
 
 
+def drawn_site() -> list[float]:
+    questions = [ASKED, {**ASKED, "instructions": "What colour is it?"}]
+    return [one.label_mass for one in decide(HELD["engine"], [drawn("red", "circle")], questions)]
+
+
+def test_images_are_recorded_with_their_tokens_also_of_a_shared_prefix(
+    vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HELD["engine"] = vl
+    whole = observed(drawn_site)
+    monkeypatch.setattr(decisions, "SHARED_TOKENS", 1)
+    shared_prefix = observed(drawn_site)
+    for one, other in zip(whole.rows, shared_prefix.rows):
+        assert (one["prompt_ids"], one["images"]) == (other["prompt_ids"], other["images"])
+        assert one["prompt_ids"].count(vl.checkpoint.placeholder_id) == one["images"][0]["tokens"] > 1
+
+
 def test_labels_that_begin_others_are_read_by_hand() -> None:
     read = {(): {1: math.log(0.5), 2: math.log(0.25)}, (1,): {3: math.log(0.4)}}
     labels = [(1,), (1, 3), (2,)]
