@@ -248,6 +248,7 @@ COMPANIONS = {  # name of a file beside this one, without .py: what needs it
     "adapters": "a LoRA adapter",
     "answer_cache": "a cache of answers",
     "batch_lines": "a file of requests",
+    "decisions": "a file of decisions",
     "escaping": "special_tokens='refuse' or 'escape'",
     "fallback": "backend='auto' or a fallback_backend",
     "forcing": "a replay",

@@ -4,9 +4,9 @@ companions."""
 from __future__ import annotations
 
 from gen_engine import UNSUPPORTED
-from parity.companions import adapters, continuous, forcing, plugin_hooks, speculation, structured, video
+from parity.companions import adapters, continuous, decisions, forcing, plugin_hooks, speculation, structured, video
 
 __all__ = ["REFUSALS"]
 
-COMPANIONS = (adapters, continuous, forcing, plugin_hooks, structured, speculation, video)
+COMPANIONS = (adapters, continuous, decisions, forcing, plugin_hooks, structured, speculation, video)
 REFUSALS = (*UNSUPPORTED, *(row for companion in COMPANIONS for row in companion.REFUSALS))

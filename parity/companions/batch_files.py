@@ -731,6 +731,7 @@ PARQUET_TEXTS = (
     "top_logprobs",
     "notes",
     "samples",
+    "decisions",
     "response",
     "error",
 )
@@ -897,6 +898,7 @@ class Answering:
         self.items: dict[int, batch_lines.Item] = {}  # in work, by number
         self.size = 0  # of them
         self.lanes: dict[Lane, deque[Work]] = {}
+        self.undecided: list[batch_lines.Item] = []  # lines with questions
         self.works: dict[Any, Work] = {}  # that nobody has answered yet
         self.plan = functools.lru_cache(maxsize=64)(self._make_plan)
 
@@ -912,8 +914,9 @@ class Answering:
         """Answer all parts."""
         self.parts = parts
         self.most = most
-        while self.lanes or not parts.over:
-            self._fill(wait=not self.lanes)
+        while self.lanes or self.undecided or not parts.over:
+            self._fill(wait=not self.lanes and not self.undecided)
+            self._decide()
             for lane in list(self.lanes)[:1]:
                 self._answer(lane)
                 self.lanes = {lane: works for lane, works in self.lanes.items() if works}
@@ -933,6 +936,9 @@ class Answering:
         """A line becomes work, or an error line; nothing has been run for it."""
         if item.error is None:
             _ = self.engine  # or an error that is no line's
+            if item.wanted.questions:
+                self.undecided.append(item)
+                return
             try:
                 prompt, plan = self._prompt(item)
             except ge.GenEngineError as error:
@@ -941,6 +947,33 @@ class Answering:
                 self._enlist(item, prompt, plan)
                 return
         self._end(item)
+
+    def _decide(self) -> None:
+        """Answer the lines with questions that are there: nothing joins a call that generates
+        nothing."""
+        items = self.undecided
+        self.undecided = []
+        asked: list[Any] = []
+        for item in items:
+            assert item.request is not None  # or there is an error
+            try:
+                asked.append(batch_lines.limit_template(self.engine, item.request))
+            except ge.GenEngineError as error:
+                item.error = error
+        good = [item for item in items if item.error is None]
+        questions = [item.wanted.questions for item in good]
+        try:
+            decide = ge.companions.decisions.decide
+            left = iter(decide(self.engine, asked, questions, on_error="return") if good else ())
+        except ge.UnsupportedError as error:  # of this backend
+            left = itertools.repeat(error)
+        for item in good:
+            decisions = [next(left) for _ in item.wanted.questions]
+            errors = [one for one in decisions if isinstance(one, ge.GenEngineError)]
+            item.error = errors[0] if errors else None
+            item.decisions = decisions
+        for item in items:
+            self._end(item)
 
     def _prompt(self, item: batch_lines.Item) -> tuple[ge.Prompt, ge.Plan]:
         assert item.request is not None  # or there is an error
@@ -1018,7 +1051,7 @@ class Answering:
                 self._end(item)
 
     def _end(self, item: batch_lines.Item) -> None:
-        if item.is_openai and item.failure is None:
+        if item.is_openai and item.failure is None and not item.decisions:
             choices = self.replies.choices(item.answers, item.wanted.tools)
             answer = self.writer.line(item, choices)
         else:

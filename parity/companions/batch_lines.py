@@ -222,13 +222,17 @@ class LineForm:
                 "a line with a custom_id has no body", fix="give it one, or an id"
             )
         url = record.get("url", COMPLETIONS)
+        forms = ge.companions.request_forms
+        if url == DECISIONS:
+            return forms.read_decision_body(record["body"], self.models)
         if url != COMPLETIONS:
-            fix = f"only bodies of {COMPLETIONS} are answered here"
+            fix = f"only bodies of {COMPLETIONS} and {DECISIONS} are answered here"
             raise ge.RequestError(f"url {url!r}", fix=fix)
-        return ge.companions.request_forms.read_body(record["body"], self.models)
+        return forms.read_body(record["body"], self.models)
 
 
 COMPLETIONS = "/v1/chat/completions"
+DECISIONS = "/v1/decisions"
 
 
 def line_digest(record: Any) -> int:
@@ -247,7 +251,8 @@ class Item:
     number: from 1.   digest: of the line.   name: its id.   size: bytes of its text and images.
     wanted: request_forms.Wanted.   request: of it, with its images read.
     unread: columns that are not read.   error: why it is not run.
-    results: of each sample, or why there is none."""
+    results: of each sample, or why there is none.   decisions: in place of results, where the line
+        has questions."""
 
     number: int
     digest: int
@@ -260,6 +265,7 @@ class Item:
     error: ge.GenEngineError | None = None
     results: dict[int, ge.GenerationResult | ge.GenEngineError] = field(default_factory=dict)
     samples: int = 1
+    decisions: Sequence[Any] = ()
 
     @property
     def failure(self) -> ge.GenEngineError | None:
@@ -423,6 +429,8 @@ class Writer:
         """The line that answers an item, without a line feed.   choices: of an OpenAI line."""
         if item.failure is not None:
             record = self._failed(item, item.failure)
+        elif item.decisions:
+            record = self._decided(item)
         elif item.is_openai:
             record = self._openai(item, choices)
         else:
@@ -447,6 +455,13 @@ class Writer:
             record["samples"] = [self._fields(result) for result in results]
         return record
 
+    def _decided(self, item: Item) -> dict[str, Any]:
+        body = ge.companions.decisions.reply(item.decisions, self.model)
+        if not item.is_openai:
+            tokens = body["usage"]["input_tokens"]
+            return {"id": item.name, "decisions": body["answers"], "prompt_tokens": tokens}
+        return self._response(item, body)
+
     def _fields(self, result: ge.GenerationResult) -> dict[str, Any]:
         names = ["text", "finish_reason", "stop_reason", "prompt_tokens", "completion_tokens"]
         if self.ids:
@@ -456,7 +471,6 @@ class Writer:
 
     def _openai(self, item: Item, choices: Sequence[Any]) -> dict[str, Any]:
         results = item.answers
-        request = f"batch_req_{item.number}"
         prompt = results[0].prompt_tokens
         completion = sum(result.completion_tokens for result in results)
         body = {
@@ -471,6 +485,10 @@ class Writer:
                 "total_tokens": prompt + completion,
             },
         }
+        return self._response(item, body)
+
+    def _response(self, item: Item, body: Mapping[str, Any]) -> dict[str, Any]:
+        request = f"batch_req_{item.number}"
         response = {"status_code": 200, "request_id": request, "body": body}
         return {"id": request, "custom_id": item.name, "response": response, "error": None}
 

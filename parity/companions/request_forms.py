@@ -14,7 +14,7 @@ WITH="request_forms reasoning tool_calls penalties plugin_hooks structured"`, an
 
 batch_files.py and ray_data.py do this for lines and rows. OpenAI's bodies need reasoning.py, those
 with tools tool_calls.py; penalties and a budget for the thought need penalties.py and
-plugin_hooks.py. A field that is not carried is refused with its name.
+plugin_hooks.py; questions decisions.py. A field that is not carried is refused with its name.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ __all__ = [
     "bind_request",
     "make_plugins",
     "read_body",
+    "read_decision_body",
     "read_fields",
 ]
 
@@ -55,12 +56,14 @@ class Wanted:
 
     request: fields of a request.   options: fields of GenerationOptions.
     plugins: settings by a name of PLUGINS.
+    questions: of decisions.py, which are decided in place of an answer.
     is_openai: of a body. Its answer has OpenAI's shape, a structure stands behind its thought."""
 
     request: Fields
     options: Fields
     plugins: Mapping[str, Fields] = field(default_factory=dict)
     is_openai: bool = False
+    questions: Sequence[Any] = ()
 
     @property
     def tools(self) -> Sequence[Any]:
@@ -69,8 +72,8 @@ class Wanted:
 
 # == In: our own form ==
 
-AS_JSON = ("messages", "tools", "chat", "structured", "vlm", "options", *PLUGINS)
-LINE_FIELDS = ("options", *PLUGINS)  # beside those of a request
+AS_JSON = ("messages", "tools", "chat", "structured", "vlm", "options", "questions", *PLUGINS)
+LINE_FIELDS = ("options", "questions", *PLUGINS)  # beside those of a request
 
 
 def parse_column(name: str, text: str) -> Any:
@@ -86,11 +89,13 @@ def parse_column(name: str, text: str) -> Any:
 
 def read_fields(fields: Mapping[str, Any]) -> Wanted:
     """What the fields of a line or row ask for: those of a request, any of them that holds others
-    as JSON text, and `options`, `penalties` and `thinking`. Raises GenEngineError."""
+    as JSON text, and `options`, `penalties`, `thinking` and `questions`. Raises GenEngineError."""
     request = {name: value for name, value in fields.items() if value is not None}
     for name in AS_JSON:
         if isinstance(request.get(name), str):
             request[name] = parse_column(name, request[name])
+    if "questions" in request:
+        return decision_fields(request)
     options = request.pop("options", {})
     if not isinstance(options, Mapping):
         problem = f"options is {type(options).__name__}"
@@ -98,6 +103,24 @@ def read_fields(fields: Mapping[str, Any]) -> Wanted:
     plugins = {name: request.pop(name) for name in PLUGINS if name in request}
     check_plugins(plugins)
     return wanted_of(request, options, plugins)
+
+
+def decision_fields(request: Fields) -> Wanted:
+    """What a line or row with questions asks for. Raises GenEngineError."""
+    questions = request.pop("questions")
+    for name in ("options", *PLUGINS):
+        if name in request:
+            raise ge.RequestError(f"{name} beside questions", fix="drop it: nothing is generated")
+    given = ge.batch_of(questions, "questions")
+    return Wanted(request, {}, questions=ge.companions.decisions.build_questions(given))
+
+
+def read_decision_body(body: Any, models: Collection[str] = ()) -> Wanted:
+    """What a body of /v1/decisions asks for. Raises GenEngineError for a field that would not be
+    honoured.   models: names that it may use. Default: any."""
+    request, questions = ge.companions.decisions.read_body(body)
+    check_model(body, models)
+    return Wanted(request, {}, is_openai=True, questions=questions)
 
 
 def wanted_of(
@@ -167,9 +190,7 @@ def read_body(body: Any, models: Collection[str] = ()) -> Wanted:
     _ = ge.companions.reasoning  # raises: without it a thought would stand in the content
     body = {name: value for name, value in body.items() if value is not None}
     check_body(body)
-    if models and body.get("model", next(iter(models))) not in models:
-        problem = f"body.model is {body['model']!r}"
-        raise ge.RequestError(problem, fix=f"the model here is {' or '.join(models)}")
+    check_model(body, models)
     options = {OPTIONS[name]: body[name] for name in OPTIONS if name in body}
     if body.get("logprobs"):
         options["logprobs"] = body.get("top_logprobs", 0)
@@ -180,6 +201,13 @@ def read_body(body: Any, models: Collection[str] = ()) -> Wanted:
         raise ge.RequestError(problem, fix="drop one of them: an answer has one form")
     request |= structure
     return wanted_of(request, options, plugin_fields(body), is_openai=True)
+
+
+def check_model(body: Mapping[str, Any], models: Collection[str]) -> None:
+    """Raise RequestError for a body of another model."""
+    if models and body.get("model", next(iter(models))) not in models:
+        problem = f"body.model is {body['model']!r}"
+        raise ge.RequestError(problem, fix=f"the model here is {' or '.join(models)}")
 
 
 def check_body(body: Mapping[str, Any]) -> None:

@@ -45,7 +45,16 @@ from parity.record.patching import (
 )
 from parity.record.rows import string_lists
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
-from parity.record.taps import gen_engine, images, loops, streaming, text, transformers, vllm
+from parity.record.taps import (
+    decisions,
+    gen_engine,
+    images,
+    loops,
+    streaming,
+    text,
+    transformers,
+    vllm,
+)
 from parity.record.taps.gen_engine import is_engine
 from parity.record.values import Keeper, object_name, text_by_name
 
@@ -151,6 +160,8 @@ class Observer(Listener):
                 taps |= gen_engine.ENGINE_TAPS
             if streaming.is_streaming(module):
                 taps |= streaming.STREAMING_TAPS
+            if decisions.is_decisions(module):
+                taps |= decisions.DECISIONS_TAPS
             for path, tap in taps.items():
                 self.add_tap(module, path, tap)
             for site in self.sites:
