@@ -144,6 +144,7 @@ __all__ = [
     "Batch",
     "Row",
     "DecodeLoop",
+    "auto_class",
     "Call",
     "Completion",
     "samples_of",
@@ -3002,6 +3003,7 @@ class HfBackend:
         if settings.adapters:
             companions.adapters.load_hf(self.model, settings.adapters)
         self.adapt(None)
+        self.forget()
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
@@ -3086,9 +3088,20 @@ class HfBackend:
 
     def forget(self) -> None:
         """Drop state that depends on the weights: there is none between calls."""
+        self.parameters = list(self.model.parameters())
+        self.writes = self._count_writes()
+
+    def _count_writes(self) -> int:
+        """How often torch has seen the parameters written in place, not through `.data`."""
+        return sum(parameter._version for parameter in self.parameters)
+
+    def was_trained(self) -> bool:
+        """Whether the weights were written since `forget`, as an optimizer does it."""
+        return self._count_writes() != self.writes
 
     def close(self) -> None:
         self.model = self.loop = self.grammars = None
+        self.parameters = []
         free_memory()
 
 
@@ -3324,9 +3337,16 @@ class VllmBackend:
         return list(companions.scoring.vllm_scores(self, pairs, how))
 
     def forget(self) -> None:
-        """Drop state that depends on the weights."""
+        """Drop state that depends on the weights: what vLLM keeps of prompts and of images."""
         if self.model is not None:
             self.model.reset_prefix_cache()
+            engine = self.model.llm_engine
+            if hasattr(engine, "reset_encoder_cache"):
+                engine.reset_encoder_cache()
+
+    def was_trained(self) -> bool:
+        """vLLM's weights are written through `update_weights` and `bare`."""
+        return False
 
     def close(self) -> None:
         if self.model is not None:
@@ -3490,6 +3510,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.processor = checkpoint.processor
         self.fallback_from = fallback_from
         self.weight_version: str | None = None  # None: the checkpoint's
+        self._update: Any = None  # of the weights, that is not finished
+        self.updates_waiting = 0  # for the engine: streaming.py lets no request join then
         self.observer = NOBODY
         self.cache = config.cache
         self._answers: Any = None
@@ -3498,6 +3520,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         make = functools.partial(make_plan, checkpoint=checkpoint)
         self._plan_of = functools.lru_cache(64)(make)
         self._lock = threading.RLock()
+        self._counting = threading.Lock()
         self._process = os.getpid()
         self._closed = False
         bar = loading_bar(config.progress)
@@ -3582,7 +3605,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         temperature: above 0; log-probabilities are those of logits / temperature, as a trainer of
             samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
             rollout.py). Default 1."""
-        with self._open():
+        with self._answering():
             options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
             return list(companions.scoring.score_batch(self, items, options))
 
@@ -3636,7 +3659,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
         is used, afterwards nothing that they held before is, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
-        with self._open():
+        with self._answering():
             answers = self._answers
             is_written = self.backend.is_written
             if not read_only:
@@ -3651,17 +3674,35 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 if not read_only:
                     self._forget(random_version())
 
-    def update_weights(self, weights: Any, *, version: str | None = None) -> None:
-        """Replace the model's weights. Needs the companion weights.py.
+    def update_weights(
+        self, weights: Any, *, version: str | None = None, partial: bool = False
+    ) -> None:
+        """Replace the model's weights; those that are not sent stay. Needs the companion
+        weights.py.
 
-        weights: a state dict, or (name, tensor) pairs. On hf weights that are not named stay; vLLM
-            takes all of a checkpoint.
+        weights: a state dict, (name, tensor) pairs, or a function that returns such pairs. Names
+            are those of transformers' state dict; tied weights follow each other. All is checked
+            before anything is written; an iterator, which can be read once, is checked pair by
+            pair: after an error in its midst nothing is answered until all weights have come.
         version: `weight_version` of later results, and part of the cache's keys. Default None: a
-            random one. Raises OptionError for weights that do not fit, UnsupportedError beside
-            adapters; a fallback backend is refused from then on."""
-        with self._open():
-            self._forget(random_version())  # what fails may have replaced some of them
-            companions.weights.update(self.backend, weights)
+            random one.
+        partial: more calls follow; nothing is answered before the last one, which may bring no
+            weights. Default False.
+        Raises OptionError for weights that do not fit, UnsupportedError beside adapters; a fallback
+        backend is refused from then on."""
+        if partial and version is not None:
+            fix = "give it with the last call, without partial=True"
+            raise OptionError("a version with partial=True", fix=fix)
+        with self._waiting_update(), self._open():
+            update = self._update or companions.weights.Update(self.backend)
+            try:
+                update.take(weights, partial=partial)
+            except BaseException:
+                if update.is_open:
+                    self._update = update
+                    self._forget(random_version())
+                raise
+            self._update = update if partial else None
             self._forget(version or random_version())
 
     def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -3670,14 +3711,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Raises OptionError for a name that is in use, LoadError for what is no adapter of this
         model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
         there will be at a time, and with one of the highest rank."""
-        with self._open():
+        with self._waiting_update(), self._open():
             companions.adapters.add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
         not loaded."""
-        with self._open():
+        with self._waiting_update(), self._open():
             companions.adapters.remove(self.backend, name)
             self._forget(self.weight_version)
 
@@ -3710,10 +3751,31 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.close()
 
     @contextlib.contextmanager
+    def _waiting_update(self) -> Iterator[None]:
+        """While an update waits or runs, requests that stream end and no others join them."""
+        with self._counting:
+            self.updates_waiting += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.updates_waiting -= 1
+
+    @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
         with self._lock:
             if self._closed:
                 raise EngineError("the engine is closed", fix="load it again")
+            if self.backend.was_trained():
+                self._forget(random_version())
+            yield
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Open, with weights that are whole."""
+        with self._open():
+            if self._update is not None:
+                raise self._update.problem()
             yield
 
     def _generate(
@@ -3730,7 +3792,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)
-        with self._open():
+        with self._answering():
             plan = self._plan(options, adopted)
             if options.replay is not None:
                 companions.forcing.check_count(options.replay, requests)
