@@ -1018,8 +1018,9 @@ class GenerationResult:
     samples: all n results where n > 1, this one (without samples) first.
     cached: it was read from the cache.
     fallback_from: the backend that could not do it, where fallback_backend took over.
-    weight_version: of `update_weights`, or random where `bare` may have written some; None for the
-        checkpoint's weights.
+    weight_version: of `update_weights`, or random where the weights were written by `bare` or
+        by training in place; None for the checkpoint's weights.
+    adapter: the one that answered; None for the base model.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` returns it; `seed` is
         this sample's own, None where none was given: it cannot be drawn again."""
@@ -1038,6 +1039,7 @@ class GenerationResult:
     cached: bool = field(default=False, compare=False)
     fallback_from: str | None = None
     weight_version: str | None = field(default=None, compare=False)
+    adapter: str | None = None
     notes: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -1057,13 +1059,17 @@ class ScoreResult:
     token_ids: the response's.   prompt_token_ids: as in GenerationResult.
     logprobs: raw log-probability of each response token, in nats; with grad=True a float32 tensor
         [tokens] with gradient.
-    logits: float32 tensor [tokens, vocabulary]: row t is the distribution of token t."""
+    logits: float32 tensor [tokens, vocabulary]: row t is the distribution of token t.
+    entropies: of each token's distribution, in nats; with grad=True a tensor as logprobs are.
+    adapter: as in GenerationResult."""
 
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
     logprobs: Any
     logits: Any = field(default=None, repr=False, compare=False)
     fallback_from: str | None = None
+    entropies: Any = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -2270,6 +2276,7 @@ def finish(
         # A copy for each result: equal requests share the completion.
         top_logprobs=tops and tuple(map(dict, tops[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count].clone(),
+        adapter=prompt.adapter,
         notes=prompt.notes,
         effective={**plan.effective(), "seed": seed},
         **fields,
@@ -3601,7 +3608,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             lm-eval does it.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
-        grad: hf only: tensors that carry gradient, for training.
+        grad: hf only: tensors that carry gradient, for training; of a request with an adapter, the
+            adapter's weights get it (`requires_grad` stays true for them).
         temperature: above 0; log-probabilities are those of logits / temperature, as a trainer of
             samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
             rollout.py). Default 1."""

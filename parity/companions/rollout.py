@@ -817,6 +817,12 @@ def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) 
     )
 
 
+def rollout_pair(result: ge.GenerationResult) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """A rollout as score_batch takes it: its prompt, with its adapter, and its answer."""
+    request = {"prompt_token_ids": result.prompt_token_ids, "adapter": result.adapter}
+    return request, result.token_ids
+
+
 def rollout_mismatch(
     engine: ge.GenerationEngine,
     results: Sequence[ge.GenerationResult],
@@ -835,9 +841,7 @@ def rollout_mismatch(
     if options is not None:
         own = [None] * len(own)
     unread = [k for k, row in enumerate(own) if row is None]
-    pairs = [
-        ({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread
-    ]
+    pairs = [rollout_pair(results[k]) for k in unread]
     scores: Sequence[Any] = []
     if pairs:
         scores = engine.score_batch(pairs, logits=options is not None)

@@ -154,6 +154,8 @@ def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreRes
         stack.callback(backend.adapt, backend.adapter)  # a plugin may call the engine that runs it
         for adapter in {row.prompt.adapter for row in rows}:
             backend.adapt(adapter)
+            if how.grad and adapter is not None:
+                ge.companions.adapters.train_hf(backend.model, adapter)
             group = [row for row in rows if row.prompt.adapter == adapter]
             scores.update(group_scores(backend, group, how))
     return [scores[place] for place in range(len(rows))]
@@ -218,7 +220,9 @@ def batch_scores(backend: Any, rows: Sequence[ge.Row], how: ScoreOptions) -> lis
             if how.logits:
                 kept = own if how.grad else own.cpu().clone()  # not a view of the whole batch
             values = logprobs if how.grad else tuple(logprobs.tolist())
-            results.append(ge.ScoreResult(row.response, row.ids[:begin], values, kept))
+            adapter = row.prompt.adapter
+            score = ge.ScoreResult(row.response, row.ids[:begin], values, kept, adapter=adapter)
+            results.append(score)
     return results
 
 
@@ -288,6 +292,7 @@ def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.Scor
                 prompt_token_ids=result.prompt_token_ids,
                 logprobs=logprobs,
                 logits=result.logits if how.logits else None,
+                adapter=prompt.adapter,
             )
         )
     return scores
