@@ -626,7 +626,7 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "spec_method": "use the field 'decoder' instead",
     "spec_model": "use the field 'decoder' instead",
     "spec_tokens": "use the field 'decoder' instead",
-    "logprobs_mode": "leave it out: logprobs are raw on both backends",
+    "logprobs_mode": "use the field 'logprobs_mode' instead",
     "max_logprobs": "leave it out: any number of logprobs is reported",
     "generation_config": "leave it out: each call sets all sampling options",
     "override_generation_config": "leave it out: each call sets all sampling options",
@@ -672,6 +672,9 @@ class ModelLoadConfig(Contract):
         also of other models; the caller closes it. Default None.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on
         the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
+    logprobs_mode: what `result.logprobs` are. "raw": the model's own distribution. "processed":
+        the one that was sampled from, after penalties, temperature, min_p, top_k and top_p, as
+        the loss of an RL trainer needs it. Default "raw".
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (NOT_PASSED), are refused. Default: none."""
@@ -699,6 +702,9 @@ class ModelLoadConfig(Contract):
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
     fallback_backend: Literal["hf"] | None = one_of(None, "fallback_backend", ("hf",))
+    logprobs_mode: Literal["raw", "processed"] = one_of(
+        "raw", "logprobs_mode", ("raw", "processed")
+    )
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -787,7 +793,8 @@ class GenerationOptions(Contract):
         `result.samples`. 1 to 16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
         one's). Raw: the model's own distribution, before penalties, temperature and plugins;
-        under a structure, among the tokens that it allows. Default None: none.
+        under a structure, among the tokens that it allows. An engine that was loaded with
+        logprobs_mode="processed" reports those that were sampled from. Default None: none.
     logits: also the full raw logits of each step, float32 [tokens, vocabulary] on the CPU.
     replay: forced decoding: for each request the token ids that it shall answer. Sampling and
         penalties are off, and logprobs of the ids are reported. Needs the companion forcing.py.
@@ -1011,8 +1018,10 @@ class GenerationResult:
     raw_text: all ids decoded.
     token_ids: what was generated, with the id that ended it, without padding.
     prompt_token_ids: what the model was given, each image as its run of image tokens.
-    finish_reason: "eos", "stop" (stop_reason is the string or the id), "length", "plugin".
-    logprobs: raw log-probability of each of token_ids, in nats.
+    finish_reason: "eos", "stop" (stop_reason is the string or the id), "length", "plugin", or
+        "abort": streaming.py's `abort` or `pause` ended it, and this is what there was.
+    logprobs: raw log-probability of each of token_ids, in nats; with logprobs_mode="processed"
+        that after penalties, temperature and cuts.
     top_logprobs: for each of token_ids the most likely tokens, id -> logprob, best first.
     logits: float32 tensor [tokens, vocabulary].
     samples: all n results where n > 1, this one (without samples) first.
@@ -2386,6 +2395,13 @@ def holds_back_free_ends(asked: Asked) -> bool:
     return bool(asked.options.min_new_tokens and stop.ignore_eos and stop.token_ids + stop.strings)
 
 
+def reads_forced_logprobs(asked: Asked) -> bool:
+    """Whether the distribution that was sampled from is asked for where a token is forced, which
+    then has a probability of 1."""
+    is_forced = asked.config.decoder is not None or asked.options.replay is not None
+    return asked.config.logprobs_mode == "processed" and is_forced
+
+
 OTHER_VLLM = "install another vllm, or use backend='hf'"
 WITH_HOOK = "load with logits_hooks=True, or use backend='hf'"
 NEEDED = "what gen_engine needs"
@@ -2463,6 +2479,12 @@ UNSUPPORTED = (
         "its hook sees the end ids masked: drop one of the two, or use backend='hf'",
     ),
     Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
+    Refusal(
+        "both",
+        "logprobs_mode='processed' with a decoder or a replay",
+        reads_forced_logprobs,
+        "load with logprobs_mode='raw', and use rollout.py's `processed`",
+    ),
 )
 
 
@@ -2897,7 +2919,7 @@ class DecodeLoop:
             companions.structured.mask_logits([row.matcher for row in self.rows], logits)
         scores = logits_processor(input_ids, logits)
         chosen = self._choose(self._sound(logits, scores))
-        self._record(logits, chosen)
+        self._record(logits, scores, chosen)
         input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
         return input_ids, self._push(chosen.tolist(), input_ids)
 
@@ -2923,15 +2945,16 @@ class DecodeLoop:
             samples.append(torch.multinomial(chances, 1, generator=row.generator))
         return torch.cat(samples)
 
-    def _record(self, logits: Any, chosen: Any) -> None:
-        """Keep what the options want of the raw distribution. logits: [rows, vocabulary], chosen:
-        [rows]."""
+    def _record(self, logits: Any, scores: Any, chosen: Any) -> None:
+        """Keep what the options want of the distribution. logits, scores (what is sampled from):
+        [rows, vocabulary], chosen: [rows]."""
         if self.options.logits:
             for row, values in zip(self.rows, logits.cpu()):
                 row.watch.logits.append(values)
         if self.options.logprobs is None:
             return
-        raw = logits.log_softmax(-1)
+        is_processed = self.plan.checkpoint.settings.logprobs_mode == "processed"
+        raw = (scores if is_processed else logits).log_softmax(-1)
         own = raw.gather(1, chosen[:, None])[:, 0].tolist()
         top = raw.topk(self.options.logprobs)
         for row, logprob, ids, values in zip(
@@ -3189,6 +3212,8 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         arguments.update(companions.adapters.vllm_arguments(settings.adapters))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
+    if settings.logprobs_mode == "processed":
+        arguments["logprobs_mode"] = "processed_logprobs"
     arguments.update(settings.vllm_kwargs)
     if settings.logits_hooks:
         own = settings.vllm_kwargs.get("logits_processors") or ()
@@ -3596,6 +3621,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         grad: bool = False,
         boundary: Literal["ids", "text"] = "ids",
         temperature: float = 1.0,
+        entropy: bool = False,
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
         Needs the companion scoring.py.
@@ -3612,9 +3638,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             adapter's weights get it (`requires_grad` stays true for them).
         temperature: above 0; log-probabilities are those of logits / temperature, as a trainer of
             samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
-            rollout.py). Default 1."""
+            rollout.py). Default 1.
+        entropy: also that of each token's distribution, at this temperature (on vllm: load with
+            logits_hooks=True)."""
         with self._answering():
-            options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
+            options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature, entropy)
             return list(companions.scoring.score_batch(self, items, options))
 
     def effective(
@@ -3912,6 +3940,7 @@ if TYPE_CHECKING:
         decoder: Any
         cache: MutableMapping[str, str] | None
         fallback_backend: Literal["hf"] | None
+        logprobs_mode: Literal["raw", "processed"]
         progress: bool
         hf_kwargs: Mapping[str, Any]
         vllm_kwargs: Mapping[str, Any]
