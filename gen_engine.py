@@ -1007,7 +1007,8 @@ class VlmGenerationRequest(TextGenerationRequest):
     image_root: str | None = None
 
 
-FinishReason = Literal["eos", "stop", "length", "plugin"]
+FinishReason = Literal["eos", "stop", "length", "plugin", "abort"]
+ABORT = "abort"  # in place of a plugin's name: the caller ended the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -2194,6 +2195,11 @@ class RowWatch:
         self.over = True
         self.error = error
 
+    def abort(self) -> None:
+        """End the row with what it has."""
+        self.over = True
+        self.plugin_end = (len(self.ids), ABORT)
+
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
@@ -2221,7 +2227,7 @@ class RowWatch:
 def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     """The text before the end; with include_stop, the caller's stop too. An EOS is never text."""
     whole_text = plan.decode(ids)
-    if ending.reason in ("length", "plugin"):
+    if ending.reason in ("length", "plugin", "abort"):
         return whole_text
     keep = plan.options.stop.include_stop and ending.reason == "stop"
     if ending.cut is not None:
@@ -2250,6 +2256,8 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
+            if name == ABORT:
+                return Ending(plugin_count, "abort", None)
             ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
         raise no_ending(backend, "ended a row for no reason of ours", count)
@@ -2322,12 +2330,14 @@ class Call:
     done: is given the position and the Completion of each row that is over.
     more: called for prompts that join (of the adapter that runs), on vllm at each step, on hf when
         a batch is done; their positions continue.
+    plan_of: the plan of a prompt, on vllm; None where all have the call's.
     places: the positions that are left."""
 
     plan: Plan
     done: Callable[[int, Completion], Any]
     observer: Observer
     more: Callable[[], Iterable[Any]] = tuple
+    plan_of: Callable[[Prompt], Plan] | None = None
     places: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -2564,9 +2574,12 @@ def start_rows(
     prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]
 ) -> list[Row]:
     """Rows of prompts that join a call.   ready: makes one ready to run."""
-    rows = [Row(prompt, RowWatch(call.plan, prompt), next(call.places)) for prompt in prompts]
-    for row in rows:
+    rows = []
+    for prompt in prompts:
+        plan = call.plan if call.plan_of is None else call.plan_of(prompt)
+        row = Row(prompt, RowWatch(plan, prompt), next(call.places))
         ready(row)
+        rows.append(row)
     if rows:
         call.observer.arrived(backend, [row.watch for row in rows])
     return rows
@@ -3356,7 +3369,8 @@ class VllmBackend:
         stepwise = call.observer is not NOBODY
 
         def ready(row: Row) -> None:
-            row.params = sampling_params(call.plan, row.prompt, row.watch, stepwise=stepwise)
+            plan = row.watch.plan
+            row.params = sampling_params(plan, row.prompt, row.watch, stepwise=stepwise)
 
         def more() -> list[Row]:
             return start_rows(call.more(), call, self.name, ready)
