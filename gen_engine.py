@@ -567,7 +567,7 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "spec_method": "use the field 'decoder' instead",
     "spec_model": "use the field 'decoder' instead",
     "spec_tokens": "use the field 'decoder' instead",
-    "logprobs_mode": "leave it out: logprobs are raw on both backends",
+    "logprobs_mode": "use the field 'logprobs_mode' instead",
     "max_logprobs": "leave it out: any number of logprobs is reported",
     "generation_config": "leave it out: each call sets all sampling options",
     "override_generation_config": "leave it out: each call sets all sampling options",
@@ -626,6 +626,9 @@ class ModelLoadConfig:
         also of other models; the caller closes it. Default None.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on
         the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
+    logprobs_mode: what `result.logprobs` are. "raw": the model's own distribution. "processed":
+        the one that was sampled from, after penalties, temperature, min_p, top_k and top_p, as
+        the loss of an RL trainer needs it. Default "raw".
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (NOT_PASSED), are refused. Default: none."""
@@ -645,6 +648,7 @@ class ModelLoadConfig:
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
     fallback_backend: Literal["hf"] | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -666,6 +670,7 @@ class ModelLoadConfig:
         if self.cache is not None:
             check_field(self, "cache", "a MutableMapping of str to str", is_store)
         check_choice(self, "fallback_backend", ("hf",), optional=True)
+        check_choice(self, "logprobs_mode", ("raw", "processed"))
         check_mappings(self, "hf_kwargs", "vllm_kwargs")
         if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
             problem = "a model on the device 'meta', or without return_dict, cannot answer"
@@ -762,7 +767,8 @@ class GenerationOptions:
         `result.samples`. 1 to 16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
         one's). Raw: the model's own distribution, before penalties, temperature and plugins;
-        under a structure, among the tokens that it allows. Default None: none.
+        under a structure, among the tokens that it allows. An engine that was loaded with
+        logprobs_mode="processed" reports those that were sampled from. Default None: none.
     logits: also the full raw logits of each step, float32 [tokens, vocabulary] on the CPU.
     replay: forced decoding: for each request the token ids that it shall answer. Sampling and
         penalties are off, and logprobs of the ids are reported. Needs the companion forcing.py.
@@ -1017,7 +1023,8 @@ class VlmGenerationRequest(TextGenerationRequest):
         check_texts(self, "image_root", optional=True)
 
 
-FinishReason = Literal["eos", "stop", "length", "plugin"]
+FinishReason = Literal["eos", "stop", "length", "plugin", "abort"]
+ABORT = "abort"  # in place of a plugin's name: the caller ended the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -1028,15 +1035,18 @@ class GenerationResult:
     raw_text: all ids decoded.
     token_ids: what was generated, with the id that ended it, without padding.
     prompt_token_ids: what the model was given, each image as its run of image tokens.
-    finish_reason: "eos", "stop" (stop_reason is the string or the id), "length", "plugin".
-    logprobs: raw log-probability of each of token_ids, in nats.
+    finish_reason: "eos", "stop" (stop_reason is the string or the id), "length", "plugin", or
+        "abort": streaming.py's `abort` or `pause` ended it, and this is what there was.
+    logprobs: raw log-probability of each of token_ids, in nats; with logprobs_mode="processed"
+        that after penalties, temperature and cuts.
     top_logprobs: for each of token_ids the most likely tokens, id -> logprob, best first.
     logits: float32 tensor [tokens, vocabulary].
     samples: all n results where n > 1, this one (without samples) first.
     cached: it was read from the cache.
     fallback_from: the backend that could not do it, where fallback_backend took over.
-    weight_version: of `update_weights`, or random where `bare` may have written some; None for the
-        checkpoint's weights.
+    weight_version: of `update_weights`, or random where the weights were written by `bare` or
+        by training in place; None for the checkpoint's weights.
+    adapter: the one that answered; None for the base model.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` returns it; `seed` is
         this sample's own, None where none was given: it cannot be drawn again."""
@@ -1055,6 +1065,7 @@ class GenerationResult:
     cached: bool = field(default=False, compare=False)
     fallback_from: str | None = None
     weight_version: str | None = field(default=None, compare=False)
+    adapter: str | None = None
     notes: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -1074,13 +1085,17 @@ class ScoreResult:
     token_ids: the response's.   prompt_token_ids: as in GenerationResult.
     logprobs: raw log-probability of each response token, in nats; with grad=True a float32 tensor
         [tokens] with gradient.
-    logits: float32 tensor [tokens, vocabulary]: row t is the distribution of token t."""
+    logits: float32 tensor [tokens, vocabulary]: row t is the distribution of token t.
+    entropies: of each token's distribution, in nats; with grad=True a tensor as logprobs are.
+    adapter: as in GenerationResult."""
 
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
     logprobs: Any
     logits: Any = field(default=None, repr=False, compare=False)
     fallback_from: str | None = None
+    entropies: Any = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -2264,6 +2279,11 @@ class RowWatch:
         self.over = True
         self.error = error
 
+    def abort(self) -> None:
+        """End the row with what it has."""
+        self.over = True
+        self.plugin_end = (len(self.ids), ABORT)
+
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
@@ -2291,7 +2311,7 @@ class RowWatch:
 def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     """The text before the end; with include_stop, the caller's stop too. An EOS is never text."""
     whole_text = plan.decode(ids)
-    if ending.reason in ("length", "plugin"):
+    if ending.reason in ("length", "plugin", "abort"):
         return whole_text
     keep = plan.options.stop.include_stop and ending.reason == "stop"
     if ending.cut is not None:
@@ -2318,6 +2338,8 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
+            if name == ABORT:
+                return Ending(plugin_count, "abort", None)
             ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
         count = len(completion.token_ids)
@@ -2355,6 +2377,7 @@ def finish(
         # A copy for each result: equal requests share the completion.
         top_logprobs=tops and tuple(map(dict, tops[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count].clone(),
+        adapter=prompt.adapter,
         notes=prompt.notes,
         effective={**plan.effective(), "seed": seed},
         **fields,
@@ -2391,12 +2414,14 @@ class Call:
     done: is given the position and the Completion of each row that is over.
     more: called for prompts that join (of the adapter that runs), on vllm at each step, on hf when
         a batch is done; their positions continue.
+    plan_of: the plan of a prompt, on vllm; None where all have the call's.
     places: the positions that are left."""
 
     plan: Plan
     done: Callable[[int, Completion], Any]
     observer: Observer
     more: Callable[[], Iterable[Any]] = tuple
+    plan_of: Callable[[Prompt], Plan] | None = None
     places: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -2471,6 +2496,13 @@ def holds_back_free_ends(asked: Asked) -> bool:
     """Whether EOS ids do not end a row, and others are held back below a minimum."""
     stop = asked.options.stop
     return bool(asked.options.min_new_tokens and stop.ignore_eos and stop.token_ids + stop.strings)
+
+
+def reads_forced_logprobs(asked: Asked) -> bool:
+    """Whether the distribution that was sampled from is asked for where a token is forced, which
+    then has a probability of 1."""
+    is_forced = asked.config.decoder is not None or asked.options.replay is not None
+    return asked.config.logprobs_mode == "processed" and is_forced
 
 
 OTHER_VLLM = "install another vllm, or use backend='hf'"
@@ -2560,6 +2592,12 @@ UNSUPPORTED = (
         "its hook sees the end ids masked: drop one of the two, or use backend='hf'",
     ),
     Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
+    Refusal(
+        "both",
+        "logprobs_mode='processed' with a decoder or a replay",
+        reads_forced_logprobs,
+        "load with logprobs_mode='raw', and use rollout.py's `processed`",
+    ),
 )
 
 
@@ -2642,9 +2680,12 @@ def start_rows(
     prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]
 ) -> list[Row]:
     """Rows of prompts that join a call.   ready: makes one ready to run."""
-    rows = [Row(prompt, RowWatch(call.plan, prompt), next(call.places)) for prompt in prompts]
-    for row in rows:
+    rows = []
+    for prompt in prompts:
+        plan = call.plan if call.plan_of is None else call.plan_of(prompt)
+        row = Row(prompt, RowWatch(plan, prompt), next(call.places))
         ready(row)
+        rows.append(row)
     if rows:
         call.observer.arrived(backend, [row.watch for row in rows])
     return rows
@@ -2984,7 +3025,7 @@ class DecodeLoop:
         """The last processor: scores that leave each row its next token. scores: [rows,
         vocabulary]."""
         chosen = self._choose(self._sound(scores))
-        self._record(chosen)
+        self._record(scores, chosen)
         return lazy_import("torch").zeros_like(scores).scatter_(1, chosen[:, None], 1.0)
 
     def _sound(self, scores: Any) -> Any:
@@ -3011,15 +3052,17 @@ class DecodeLoop:
                 tokens[index] = torch.multinomial(chances[index], 1, generator=row.generator)
         return tokens
 
-    def _record(self, chosen: Any) -> None:
-        """Keep what the options want of the raw distribution. chosen: [rows]."""
+    def _record(self, scores: Any, chosen: Any) -> None:
+        """Keep what the options want of the distribution. scores (what is sampled from): [rows,
+        vocabulary], chosen: [rows]."""
         if self.options.logits:
             for row, values in zip(self.batch, self.logits.cpu()):
                 if not row.watch.over:
                     row.watch.logits.append(values)
         if self.options.logprobs is None:
             return
-        raw = self.logits.log_softmax(-1)
+        is_processed = self.plan.checkpoint.settings.logprobs_mode == "processed"
+        raw = (scores if is_processed else self.logits).log_softmax(-1)
         own = raw.gather(1, chosen[:, None])[:, 0].tolist()
         top = raw.topk(self.options.logprobs)
         for row, logprob, ids, values in zip(
@@ -3107,6 +3150,7 @@ class HfBackend:
         if settings.adapters:
             companions.adapters.load_hf(self.model, settings.adapters)
         self.adapt(None)
+        self.forget()
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
@@ -3195,9 +3239,20 @@ class HfBackend:
 
     def forget(self) -> None:
         """Drop state that depends on the weights: there is none between calls."""
+        self.parameters = list(self.model.parameters())
+        self.writes = self._count_writes()
+
+    def _count_writes(self) -> int:
+        """How often torch has seen the parameters written in place, not through `.data`."""
+        return sum(parameter._version for parameter in self.parameters)
+
+    def was_trained(self) -> bool:
+        """Whether the weights were written since `forget`, as an optimizer does it."""
+        return self._count_writes() != self.writes
 
     def close(self) -> None:
         self.model = self.loop = self.grammars = None
+        self.parameters = []
         free_memory()
 
 
@@ -3291,6 +3346,8 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         arguments.update(companions.adapters.vllm_arguments(settings.adapters, checkpoint))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
+    if settings.logprobs_mode == "processed":
+        arguments["logprobs_mode"] = "processed_logprobs"
     arguments.update(settings.vllm_kwargs)
     if settings.logits_hooks:
         own = settings.vllm_kwargs.get("logits_processors") or ()
@@ -3433,7 +3490,8 @@ class VllmBackend:
         stepwise = call.observer is not NOBODY
 
         def ready(row: Row) -> None:
-            row.params = sampling_params(call.plan, row.prompt, row.watch, stepwise=stepwise)
+            plan = row.watch.plan
+            row.params = sampling_params(plan, row.prompt, row.watch, stepwise=stepwise)
 
         def more() -> list[Row]:
             return start_rows(call.more(), call, self.name, ready)
@@ -3446,9 +3504,16 @@ class VllmBackend:
         return list(companions.scoring.vllm_scores(self, pairs, how))
 
     def forget(self) -> None:
-        """Drop state that depends on the weights."""
+        """Drop state that depends on the weights: what vLLM keeps of prompts and of images."""
         if self.model is not None:
             self.model.reset_prefix_cache()
+            engine = self.model.llm_engine
+            if hasattr(engine, "reset_encoder_cache"):
+                engine.reset_encoder_cache()
+
+    def was_trained(self) -> bool:
+        """vLLM's weights are written through `update_weights` and `bare`."""
+        return False
 
     def close(self) -> None:
         if self.model is not None:
@@ -3613,6 +3678,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.processor = checkpoint.processor
         self.fallback_from = fallback_from
         self.weight_version: str | None = None  # None: the checkpoint's
+        self._update: Any = None  # of the weights, that is not finished
+        self.updates_waiting = 0  # for the engine: streaming.py lets no request join then
         self.observer = NOBODY
         self.cache = config.cache
         self._answers: Any = None
@@ -3621,6 +3688,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         make = functools.partial(make_plan, checkpoint=checkpoint)
         self._plan_of = functools.lru_cache(64)(make)
         self._lock = threading.RLock()
+        self._counting = threading.Lock()
         self._process = os.getpid()
         self._closed = False
         bar = loading_bar(config.progress)
@@ -3689,6 +3757,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         grad: bool = False,
         boundary: Literal["ids", "text"] = "ids",
         temperature: float = 1.0,
+        entropy: bool = False,
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
         Needs the companion scoring.py.
@@ -3701,12 +3770,15 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             lm-eval does it.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
-        grad: hf only: tensors that carry gradient, for training.
+        grad: hf only: tensors that carry gradient, for training; of a request with an adapter, the
+            adapter's weights get it (`requires_grad` stays true for them).
         temperature: above 0; log-probabilities are those of logits / temperature, as a trainer of
             samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
-            rollout.py). Default 1."""
-        with self._open():
-            options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
+            rollout.py). Default 1.
+        entropy: also that of each token's distribution, at this temperature (on vllm: load with
+            logits_hooks=True)."""
+        with self._answering():
+            options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature, entropy)
             return list(companions.scoring.score_batch(self, items, options))
 
     def effective(
@@ -3759,7 +3831,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
         is used, afterwards nothing that they held before is, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
-        with self._open():
+        with self._answering():
             answers = self._answers
             is_written = self.backend.is_written
             if not read_only:
@@ -3774,17 +3846,35 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 if not read_only:
                     self._forget(random_version())
 
-    def update_weights(self, weights: Any, *, version: str | None = None) -> None:
-        """Replace the model's weights. Needs the companion weights.py.
+    def update_weights(
+        self, weights: Any, *, version: str | None = None, partial: bool = False
+    ) -> None:
+        """Replace the model's weights; those that are not sent stay. Needs the companion
+        weights.py.
 
-        weights: a state dict, or (name, tensor) pairs. On hf weights that are not named stay; vLLM
-            takes all of a checkpoint.
+        weights: a state dict, (name, tensor) pairs, or a function that returns such pairs. Names
+            are those of transformers' state dict; tied weights follow each other. All is checked
+            before anything is written; an iterator, which can be read once, is checked pair by
+            pair: after an error in its midst nothing is answered until all weights have come.
         version: `weight_version` of later results, and part of the cache's keys. Default None: a
-            random one. Raises OptionError for weights that do not fit, UnsupportedError beside
-            adapters; a fallback backend is refused from then on."""
-        with self._open():
-            self._forget(random_version())  # what fails may have replaced some of them
-            companions.weights.update(self.backend, weights)
+            random one.
+        partial: more calls follow; nothing is answered before the last one, which may bring no
+            weights. Default False.
+        Raises OptionError for weights that do not fit, UnsupportedError beside adapters; a fallback
+        backend is refused from then on."""
+        if partial and version is not None:
+            fix = "give it with the last call, without partial=True"
+            raise OptionError("a version with partial=True", fix=fix)
+        with self._waiting_update(), self._open():
+            update = self._update or companions.weights.Update(self.backend)
+            try:
+                update.take(weights, partial=partial)
+            except BaseException:
+                if update.is_open:
+                    self._update = update
+                    self._forget(random_version())
+                raise
+            self._update = update if partial else None
             self._forget(version or random_version())
 
     def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -3793,14 +3883,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Raises OptionError for a name that is in use, LoadError for what is no adapter of this
         model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
         there will be at a time, and with one of the highest rank."""
-        with self._open():
+        with self._waiting_update(), self._open():
             companions.adapters.add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
         not loaded."""
-        with self._open():
+        with self._waiting_update(), self._open():
             companions.adapters.remove(self.backend, name)
             self._forget(self.weight_version)
 
@@ -3833,10 +3923,31 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.close()
 
     @contextlib.contextmanager
+    def _waiting_update(self) -> Iterator[None]:
+        """While an update waits or runs, requests that stream end and no others join them."""
+        with self._counting:
+            self.updates_waiting += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.updates_waiting -= 1
+
+    @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
         with self._lock:
             if self._closed:
                 raise EngineError("the engine is closed", fix="load it again")
+            if self.backend.was_trained():
+                self._forget(random_version())
+            yield
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Open, with weights that are whole."""
+        with self._open():
+            if self._update is not None:
+                raise self._update.problem()
             yield
 
     def _generate(
@@ -3853,7 +3964,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)
-        with self._open():
+        with self._answering():
             plan = self._plan(options, adopted)
             if options.replay is not None:
                 companions.forcing.check_count(options.replay, requests)
@@ -3965,6 +4076,7 @@ if TYPE_CHECKING:
         decoder: Any
         cache: MutableMapping[str, str] | None
         fallback_backend: Literal["hf"] | None
+        logprobs_mode: Literal["raw", "processed"]
         progress: bool
         hf_kwargs: Mapping[str, Any]
         vllm_kwargs: Mapping[str, Any]

@@ -36,6 +36,7 @@ __all__ = [
     "check_adapters",
     "load_hf",
     "switch_hf",
+    "train_hf",
     "vllm_arguments",
     "vllm_requests",
 ]
@@ -166,14 +167,25 @@ def check_names(adapter: str, what: str, names: Iterable[str]) -> None:
 
 
 def switch_hf(model: Any, name: str | None) -> None:
-    """Switch the model to an adapter, or to none."""
+    """Switch the model to an adapter, or to none. Which weights are trained stays as it is: a
+    graph of before must still reach them."""
     layer = ge.lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
     saved = ge.lazy_import("peft.utils").ModulesToSaveWrapper
+    trained = [(own, own.requires_grad) for own in model.parameters()]
     for module in model.modules():
         if isinstance(module, (layer, saved)):  # transformers' own leaves out the second
             module.enable_adapters(name is not None)
     if name is not None:
         model.set_adapter(name)
+    for own, is_trained in trained:
+        own.requires_grad_(is_trained)
+
+
+def train_hf(model: Any, name: str) -> None:
+    """Let gradients reach the weights of an adapter, from now on."""
+    for own_name, own in model.named_parameters():
+        if f".{name}." in own_name:
+            own.requires_grad_(True)
 
 
 # == vLLM ==

@@ -324,6 +324,7 @@ def loaded_model(config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> str:
         repr(config.hf_kwargs),
         repr(config.vllm_kwargs),
         repr(config.decoder),
+        config.logprobs_mode,
     )
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)

@@ -747,6 +747,8 @@ class Mismatch:
     mean, most: of |d|.   k3: mean of w - 1 - d, an estimate of KL(old, new) where tokens were
     sampled from old.   tmpe: mean exp|d|, which gates at 1.05 use.   ess: effective sample size of
     the weights w, as a part of the tokens.   worst_row, worst_step: where |d| is largest.
+    rounding: the same of the engine beside itself, where it was asked for: what rounding alone
+        gives with this model, type and these answers. A gate belongs above it.
     """
 
     tokens: int
@@ -757,6 +759,7 @@ class Mismatch:
     ess: float
     worst_row: int
     worst_step: int
+    rounding: Mismatch | None = None
 
 
 FARTHEST = (
@@ -817,35 +820,78 @@ def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) 
     )
 
 
+def rollout_pair(result: ge.GenerationResult) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """A rollout as score_batch takes it: its prompt, with its adapter, and its answer."""
+    request = {"prompt_token_ids": result.prompt_token_ids, "adapter": result.adapter}
+    return request, result.token_ids
+
+
+def read_again(
+    engine: ge.GenerationEngine,
+    results: Sequence[ge.GenerationResult],
+    options: ge.GenerationOptions | Mapping[str, Any] | None,
+) -> list[tuple[float, ...]]:
+    """The engine's own log-probabilities of rollouts, read now; after the options' temperature and
+    cuts, if given."""
+    pairs = [rollout_pair(result) for result in results]
+    scores: Sequence[Any] = []
+    if pairs:
+        scores = engine.score_batch(pairs, logits=options is not None)
+        check_version(engine, results)  # of now: training in place has moved it
+    if options is not None:
+        scores = processed(scores, options)
+    return [tuple(map(float, scored.logprobs)) for scored in scores]
+
+
 def rollout_mismatch(
     engine: ge.GenerationEngine,
     results: Sequence[ge.GenerationResult],
     *,
     logprobs: Sequence[Sequence[float]],
     options: ge.GenerationOptions | Mapping[str, Any] | None = None,
+    rounding: bool = False,
 ) -> Mismatch:
-    """A trainer's log-probabilities of rollouts against the engine's own.
+    """A trainer's log-probabilities of rollouts against the engine's own, under the adapter of each
+    result.
 
     results: the rollouts. Where they hold no log-probabilities (`logprobs=0` was not asked for) the
     engine reads them now.   logprobs: the trainer's, raw as the engine's are: before temperature
     and cuts.   options: where the trainer's are after these options' temperature and cuts; the
-    engine's are then, too (see `processed`; on vllm: load with logits_hooks=True).
-    """
+    engine's are then, too (see `processed`; on vllm: load with logits_hooks=True). An engine that
+    was loaded with logprobs_mode="processed" has them already.
+    rounding: read the answers a second time, in one pass over prompt and answer in place of token
+    by token, and give the mismatch between the two as `rounding`. Default False.
+    Raises RequestError for results of other weights than the engine has now, where it reads."""
+    is_processed = engine.config.logprobs_mode == "processed"
     own: list[Any] = [result.logprobs for result in results]
-    if options is not None:
+    if options is not None and not is_processed:
         own = [None] * len(own)
+    if is_processed and options is None and None in own:
+        fix = "give the options that they were sampled with"
+        raise ge.OptionError("results without the engine's processed logprobs", fix=fix)
     unread = [k for k, row in enumerate(own) if row is None]
-    pairs = [
-        ({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread
-    ]
-    scores: Sequence[Any] = []
-    if pairs:
-        scores = engine.score_batch(pairs, logits=options is not None)
-    if options is not None:
-        scores = processed(scores, options)
-    for k, scored in zip(unread, scores):
-        own[k] = tuple(map(float, scored.logprobs))
-    return mismatch_of([row or () for row in own], logprobs)
+    if unread and rounding:
+        fix = "generate with logprobs=0, and without options here or with logprobs_mode='processed'"
+        raise ge.OptionError("rounding of results without log-probabilities of their own", fix=fix)
+    for k, row in zip(unread, read_again(engine, [results[k] for k in unread], options)):
+        own[k] = row
+    found = mismatch_of([row or () for row in own], logprobs)
+    if rounding:
+        again = read_again(engine, results, options)
+        found = dataclasses.replace(found, rounding=mismatch_of(own, again))
+    return found
+
+
+def check_version(engine: ge.GenerationEngine, results: Sequence[ge.GenerationResult]) -> None:
+    """Raise RequestError for results of other weights than the engine's."""
+    for index, result in enumerate(results):
+        if result.weight_version != engine.weight_version:
+            problem = (
+                f"the answer is of the weights {result.weight_version!r}, "
+                f"the engine has {engine.weight_version!r}"
+            )
+            fix = "generate with logprobs=0, or compare before the update"
+            raise ge.RequestError(problem, fix=fix, index=index)
 
 
 @dataclass(frozen=True, slots=True)

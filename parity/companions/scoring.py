@@ -132,19 +132,21 @@ class ScoreOptions:
     grad: bool = False
     boundary: str = "ids"
     temperature: float = 1.0
+    entropy: bool = False
 
     def __post_init__(self) -> None:
-        ge.check_bools(self, "logits", "grad")
+        ge.check_bools(self, "logits", "grad", "entropy")
         ge.check_choice(self, "boundary", ("ids", "text"))
         ge.check_float(self, "temperature", "a finite number above 0", lambda value: value > 0)
 
     def needs_logits(self, backend: str) -> bool:
         """Whether all logits of a token must be seen: vLLM's own log-probabilities are raw."""
-        return self.logits or (backend == "vllm" and self.temperature != 1)
+        return self.logits or (backend == "vllm" and (self.temperature != 1 or self.entropy))
 
 
 # == transformers: teacher forcing ==
 
+LEAST_LOGPROB = -1e4  # in place of -inf, which times a probability of 0 is NaN
 SCORED_LOGITS = 1 << 28  # logits in one batch, float32: 1 GiB
 
 
@@ -159,6 +161,8 @@ def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreRes
         stack.callback(backend.adapt, backend.adapter)  # a plugin may call the engine that runs it
         for adapter in {row.prompt.adapter for row in rows}:
             backend.adapt(adapter)
+            if how.grad and adapter is not None:
+                ge.companions.adapters.train_hf(backend.model, adapter)
             group = [row for row in rows if row.prompt.adapter == adapter]
             scores.update(group_scores(backend, group, how))
     return [scores[place] for place in range(len(rows))]
@@ -200,6 +204,16 @@ def logprobs_of(logits: Any, wanted: Any, temperature: float) -> Any:
     return (logits / temperature).log_softmax(-1).gather(1, wanted[:, None])[:, 0]
 
 
+def as_floats(values: Any) -> tuple[float, ...] | None:
+    return None if values is None else tuple(values.tolist())
+
+
+def entropies_of(logits: Any, temperature: float) -> Any:
+    """Entropy of each token's distribution, in nats. logits: [tokens, vocabulary] -> [tokens]."""
+    logprobs = (logits / temperature).log_softmax(-1)
+    return -(logprobs.exp() * logprobs.clamp(min=LEAST_LOGPROB)).sum(-1)
+
+
 def batch_scores(backend: Any, rows: Sequence[ge.Row], how: ScoreOptions) -> list[ge.ScoreResult]:
     """Scores of rows in one forward, which makes no logits of a prompt that nobody reads."""
     torch = ge.lazy_import("torch")
@@ -222,8 +236,17 @@ def batch_scores(backend: Any, rows: Sequence[ge.Row], how: ScoreOptions) -> lis
             kept = None
             if how.logits:
                 kept = own if how.grad else own.cpu().clone()  # not a view of the whole batch
-            values = logprobs if how.grad else tuple(logprobs.tolist())
-            results.append(ge.ScoreResult(row.response, row.ids[:begin], values, kept))
+            entropies = entropies_of(own, how.temperature) if how.entropy else None
+            results.append(
+                ge.ScoreResult(
+                    token_ids=row.response,
+                    prompt_token_ids=row.ids[:begin],
+                    logprobs=logprobs if how.grad else tuple(logprobs.tolist()),
+                    logits=kept,
+                    entropies=entropies if how.grad else as_floats(entropies),
+                    adapter=row.prompt.adapter,
+                )
+            )
     return results
 
 
@@ -268,11 +291,13 @@ def take_score(scores: dict[int, ge.ScoreResult], row: ge.Row, output: Any) -> b
 def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreResult]:
     """Score responses by generating them token by token."""
     torch = ge.lazy_import("torch")
+    # Of a forced token that is 0.
+    is_processed = backend.checkpoint.settings.logprobs_mode == "processed"
     replay = tuple(response for _, response in pairs)
     options = ge.GenerationOptions(
         max_new_tokens=max(map(len, replay)),
         replay=replay,
-        logits=how.needs_logits("vllm"),
+        logits=how.needs_logits("vllm") or is_processed,
         stop=ge.StopOptions(ignore_eos=True),
     )
     plan = ge.make_plan(options, backend.checkpoint)
@@ -284,15 +309,20 @@ def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.Scor
         with ge.at_request(place):
             result = ge.finish(done[place], prompt, plan, backend.name)
         logprobs = result.logprobs
-        if how.temperature != 1:
+        entropies = None
+        if how.temperature != 1 or is_processed:
             wanted = torch.tensor(result.token_ids)
             logprobs = tuple(logprobs_of(result.logits, wanted, how.temperature).tolist())
+        if how.entropy:
+            entropies = entropies_of(result.logits, how.temperature)
         scores.append(
             ge.ScoreResult(
                 token_ids=result.token_ids,
                 prompt_token_ids=result.prompt_token_ids,
                 logprobs=logprobs,
                 logits=result.logits if how.logits else None,
+                entropies=as_floats(entropies),
+                adapter=prompt.adapter,
             )
         )
     return scores

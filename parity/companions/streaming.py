@@ -9,6 +9,7 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="streaming"`, an
     async with Live(engine) as live:
         answer = await live.submit({"messages": chat}, options)
         async for index, text, token_ids, result in answer: ...
+        await live.update_weights(state_dict, version="step 2", timeout=30)
 
 The engine runs in a thread of its own and never waits for a reader: what was not read yet becomes
 one longer piece. The texts of an answer joined are `result.text`, and its results are those of the
@@ -135,13 +136,14 @@ class Work:
     """One prompt on its way, and what of its answer nobody has read yet.
 
     wake: called in the engine's thread when there is something to read, with whether it is over.
-    cancelled: nobody will read it."""
+    cancelled: nobody will read it.   aborted: it ends with what there is."""
 
     index: int
     prompt: ge.Prompt
     plan: ge.Plan
     wake: Callable[[bool], None]
     cancelled: bool = False
+    aborted: bool = False
     text: str = ""
     token_ids: tuple[int, ...] = ()
     result: ge.GenerationResult | ge.GenEngineError | None = None
@@ -192,6 +194,9 @@ class Shown:
             return
         if self.work.cancelled:
             watch.fail(closed_error())
+            return
+        if self.work.aborted:
+            watch.abort()
             return
         count = len(self.ids)
         if len(watch.ids) <= count:  # begun anew, and not there yet
@@ -244,6 +249,10 @@ class Feed(ge.Observer):
         self.running: dict[int, Shown] = {}  # by the position in the call
         self._places = itertools.count()
 
+    def plan_of(self, prompt: ge.Prompt) -> ge.Plan:
+        """The plan of a prompt that was handed over."""
+        return next(work.plan for work in self.handed if work.prompt is prompt)
+
     def arrived(self, backend: str, rows: Sequence[ge.RowWatch]) -> None:
         self.begun = True
         for watch in rows:
@@ -254,6 +263,7 @@ class Feed(ge.Observer):
         if self.feeder.closed:
             raise closed_error()
         for shown in self.running.values():
+            shown.work.aborted |= self.feeder.aborting
             shown.step()
         self.other.stepped()
 
@@ -296,17 +306,23 @@ class Feed(ge.Observer):
 
 
 Lane = tuple[Any, ...]  # what works of one call of the backend have in common
+UPDATE_POLL = 0.005  # seconds, between two looks whether new weights are in the engine
 
 
 class Feeder:
-    """A thread that keeps the engine running while there is work. Works with the same options join
-    those that run; others wait until these are over.
+    """A thread that keeps the engine running while there is work. Works join those that run, on hf
+    such as have the same options; others wait until these are over. While new weights wait for the
+    engine, none join.
 
-    closed: no more is done; what runs is dropped at its next step."""
+    closed: no more is done; what runs is dropped at its next step.   paused: what waits is not
+    begun.   aborting: what runs ends with what there is.   busy: the engine runs."""
 
     def __init__(self, engine: ge.GenerationEngine) -> None:
         self.engine = engine
         self.closed = False
+        self.paused = False
+        self.aborting = False
+        self.busy = False
         self._lanes: dict[Lane, deque[Work]] = {}  # the first one is next
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="gen_engine stream", daemon=True)
@@ -319,7 +335,27 @@ class Feeder:
                 raise closed_error()
             for work in works:
                 self._lanes.setdefault(self._lane(work), deque()).append(work)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def pause(self, *, abort: bool, timeout: float | None) -> None:
+        """Begin nothing more, and wait until nothing runs. Raises EngineError where that takes
+        longer than `timeout` seconds; then all goes on."""
+        with self._changed:
+            self.paused = True
+            self.aborting = abort
+            is_idle = self._changed.wait_for(lambda: not self.busy, timeout)
+            self.aborting = False
+            if is_idle:
+                return
+        self.resume()
+        fix = "wait longer, or end them with abort=True"
+        raise ge.EngineError(f"requests still run after {timeout} s", fix=fix)
+
+    def resume(self) -> None:
+        """Begin what waits."""
+        with self._changed:
+            self.paused = False
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Drop all work, and wait until the engine is free."""
@@ -327,7 +363,7 @@ class Feeder:
             self.closed = True
             left = list(itertools.chain.from_iterable(self._lanes.values()))
             self._lanes.clear()
-            self._changed.notify()
+            self._changed.notify_all()
         for work in left:
             work.fail(closed_error())
         if self._thread is not threading.current_thread():
@@ -336,39 +372,48 @@ class Feeder:
     def _lane(self, work: Work) -> Lane:
         prompt = work.prompt
         if self.engine.backend.name == "vllm":  # which mixes them
-            return (work.plan,)
+            return ()
         return work.plan, prompt.adapter, bool(prompt.images)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lanes or self.closed)
+                self.busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.closed or (self._lanes and not self.paused))
                 if self.closed:
                     return
-                lane = next(iter(self._lanes))
-            self._answer(lane)
+                if self.engine.updates_waiting:
+                    self._changed.wait(UPDATE_POLL)
+                    continue
+                self.busy = True
+                lane, works = next(iter(self._lanes.items()))
+                plan = works[0].plan
+            self._answer(lane, plan)
 
     def _joining(self, lane: Lane, feed: Feed) -> list[ge.Prompt]:
         """The prompts that join the call of a lane: all there are, unless others wait for the
         engine."""
         with self._changed:
-            if feed.begun and self._lanes.keys() - {lane}:
+            is_waited_for = self.paused or self.engine.updates_waiting
+            if feed.begun and (is_waited_for or self._lanes.keys() - {lane}):
                 return []
             works = self._lanes.pop(lane, ())
         new = []
         for work in works:
-            if work.cancelled:
+            if work.cancelled or work.aborted:
                 work.fail(closed_error())
             else:
                 new.append(work)
         feed.handed.extend(new)
         return [work.prompt for work in new]
 
-    def _answer(self, lane: Lane) -> None:
+    def _answer(self, lane: Lane, plan: ge.Plan) -> None:
         """One call of the backend, which other work of the lane joins."""
         feed = Feed(self, self.engine.observer)
         more = functools.partial(self._joining, lane, feed)
-        call = ge.Call(lane[0], feed.done, feed, more)
+        plan_of = feed.plan_of if self.engine.backend.name == "vllm" else None
+        call = ge.Call(plan, feed.done, feed, more, plan_of)
         try:
             with ge.wrapping_errors(ge.EngineError, "the engine failed", "see the cause"):
                 prompts = more()
@@ -521,6 +566,11 @@ class Answer(AsyncIterator[Piece]):
         """Free the row after the step that runs. Who reads on gets an EngineError."""
         self.work.cancelled = True
 
+    def abort(self) -> None:
+        """End the answer after the step that runs: its result has what there is, with the
+        finish_reason "abort". Of one that has not begun, who reads on gets an EngineError."""
+        self.work.aborted = True
+
     def __del__(self) -> None:
         self.cancel()
 
@@ -558,8 +608,13 @@ MOST_IN_WORK = 256
 class Live:
     """An engine for asyncio code: `async with Live(engine) as live`, in the loop that uses it.
 
-    Requests join those that run with the same options, plugins and, on hf, adapter; others wait
-    until these are over. Leaving the block drops all that runs. The engine stays loaded.
+    On vllm requests join those that run, whatever their options; on hf those with the same options,
+    plugins and adapter, and others wait until these are over. Leaving the block drops all that
+    runs. The engine stays loaded.
+
+    No answer spans two versions of the weights: `engine.update_weights` in another thread waits
+    until what runs is over, and no request begins before it; `update_weights` here waits no longer
+    than `timeout`.
     most: requests in work at a time, >= 1; `submit` waits for its turn. Default 256."""
 
     def __init__(self, engine: ge.GenerationEngine, *, most: int = MOST_IN_WORK) -> None:
@@ -594,6 +649,36 @@ class Live:
             self._turns.release()
             raise
         return Answer(work, ready)
+
+    async def pause(self, *, abort: bool = False, timeout: float | None = None) -> None:
+        """Begin nothing more, and wait until nothing runs; `submit` still takes requests.
+
+        abort: end what runs after this step: results have what there is, with the finish_reason
+            "abort". Default False: wait until all of it is over.
+        timeout: seconds to wait; after them all goes on, and EngineError is raised. Default None:
+            as long as it takes."""
+        await asyncio.to_thread(self._feeder.pause, abort=abort, timeout=timeout)
+
+    def resume(self) -> None:
+        """Begin what waits after `pause`."""
+        self._feeder.resume()
+
+    async def update_weights(
+        self,
+        weights: Any,
+        *,
+        version: str | None = None,
+        abort: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """`pause`, the engine's `update_weights`, `resume`. Raises what they raise; requests go on
+        in any case."""
+        await self.pause(abort=abort, timeout=timeout)
+        try:
+            update = functools.partial(self._feeder.engine.update_weights, version=version)
+            await asyncio.to_thread(update, weights)
+        finally:
+            self.resume()
 
     def _prepare(
         self, request: Request, options: Options, plugins: Sequence[Any]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from parity.companions.rollout import Mismatch, mismatch_of
+from parity.diff.files import file_notes
 from parity.diff.instruments import (
     Answers,
     CannotJudge,
@@ -40,7 +41,8 @@ class Comparison:
     mismatch: B's log-probabilities of answers against A's; None where the prompts differ.
     worst: the text around the token that moved most, that token in [[ ]].   deltas: B - A, nats.
     proof: the referee's words, "" where nothing was to be judged.
-    notes: kernels in use by A or B that are known to be biased.
+    notes: what differs between the checkpoints' files; kernels in use by A or B that are known to
+        be biased.
     """
 
     outcome: Outcome
@@ -74,13 +76,17 @@ def compare(
 ) -> Comparison:
     """Never two models at once."""
     progress = Progress(STEPS)
+    files = file_notes(a.model or model, b.model or model)
+    for note in files:  # before minutes of generating
+        print(f"note: {note}", file=sys.stderr, flush=True)
     progress.step(f"{a.text} answers")
     began = visit(Job(a, model, prompts, tokens))
     first = began.answers
     progress.step(f"{b.text} answers, and reads A's answers")
     other = visit(Job(b, model, prompts, tokens, first))
     if why := prompt_difference(first, other.answers):
-        return Comparison("differs", f"differs before the model: {why}; numerics were not compared")
+        sentence = f"differs before the model: {why}; numerics were not compared"
+        return Comparison("differs", sentence, notes=files)
     progress.step(f"{a.text} reads B's answers")
     again = visit(Job(a, model, prompts, tokens, first, other.answers))
     rows = rows_between(first, other.answers)
@@ -91,11 +97,11 @@ def compare(
     worst = context_of(folder, rows, mismatch)
     if again.scores == other.scores and not any(step is not None for step in steps):
         sentence = f"equal: {mismatch.tokens} tokens, bit by bit"
-        return Comparison("equal", sentence, steps, mismatch, worst, deltas)
+        return Comparison("equal", sentence, steps, mismatch, worst, deltas, notes=files)
     progress.step("float32 reads all answers, as they are and with 1 % faults")
     outcome, sentence, proof = judge(a, folder, first, other.answers, rows, read)
     known = began.notes, other.notes
-    notes = dtypes_of(first, other.answers)
+    notes = files + dtypes_of(first, other.answers)
     if outcome != "rounding":
         notes += notes_of((a, b), known)
     return Comparison(outcome, sentence, steps, mismatch, worst, deltas, proof, notes)

@@ -68,6 +68,9 @@ def parse_path(text: str) -> EnginePath:
         raise ValueError(
             f"path {text!r}: expected BACKEND[@DIR][+adapter=DIR][:WORD,...]. See --help."
         )
+    if "+adapter=" in (match["words"] or ""):
+        problem = f"path {text!r}: expected the adapter before the words."
+        raise ValueError(f"{problem} {order_advice(text)}")
     backend = match["backend"]
     if backend not in ("hf", "vllm"):
         raise ValueError(unknown_word(text, backend, ("hf", "vllm", "env:")))
@@ -78,6 +81,12 @@ def parse_path(text: str) -> EnginePath:
         if word:
             add_word(values, word)
     return EnginePath(**values)
+
+
+def order_advice(text: str) -> str:
+    backend, colon, rest = text.partition(":")
+    words, mark, adapter = rest.partition("+adapter=")
+    return f"Write {backend + mark + adapter + colon + words!r}."
 
 
 def as_values(path: EnginePath) -> dict[str, Any]:

@@ -38,6 +38,7 @@ ELSEWHERE = {  # a word of a block of Python that is not run here -> what runs i
     "with Decoupled(": "needs two machines with GPUs; companions/test_decoupled.py runs it small",
     "# summarize.py": "test_migration.py",
     "# acme/answers.py": "test_migration.py",
+    "group_advantages": "companions/test_rl.py",
     "# setup_parity.py": "test_migration.py",
     "# test_parity.py": "test_migration.py",
     "# test_each.py": "test_migration.py",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity.companions.rollout import mismatch_of, processed, rollout_mismatch
+from parity.companions.rollout import mismatch_of, processed, rollout_mismatch, rollout_pair
 from parity.tests.conftest import ROOT, TEXT, Load
 
 
@@ -91,3 +91,54 @@ def test_rollout_mismatch_of_a_trainer_at_the_samples_temperature(shared: Load) 
     trainer = [one.logprobs.tolist() for one in processed(engine.score_batch(pairs, logits=True), options)]
     assert rollout_mismatch(engine, results, logprobs=trainer, options=options).most < 1e-4
     assert rollout_mismatch(engine, results, logprobs=trainer).most > 0.01
+
+
+MODES = [{"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.02}, {"temperature": 0.6}, {"temperature": 0.0}]
+
+
+@pytest.mark.parametrize("options", MODES, ids=repr)
+def test_processed_logprobs_of_the_rollout_are_those_of_a_second_pass(
+    shared: Load, options: dict[str, Any], backend: str
+) -> None:
+    engine = shared(TEXT, backend, logprobs_mode="processed")
+    request = [{"prompt": "The", "seed": 5}, {"prompt": "One", "seed": 6}]
+    results = engine.generate_text_batch(request, {**options, "max_new_tokens": 12, "logprobs": 0})
+    raw = shared(TEXT, "hf").score_batch([rollout_pair(one) for one in results], logits=True)
+    for result, score in zip(results, raw):
+        expected = processed([score], options)[0] if options["temperature"] else score
+        assert list(result.logprobs or ()) == pytest.approx(list(map(float, expected.logprobs)), abs=1e-3)
+
+
+def test_processed_logprobs_with_a_replay_are_refused(shared: Load, backend: str) -> None:
+    engine = shared(TEXT, backend, logprobs_mode="processed")
+    with pytest.raises(gen_engine.UnsupportedError, match="logprobs_mode='processed'"):
+        engine.generate_text_batch([{"prompt": "The"}], {"replay": [[5, 6]]})
+    [score], [raw] = (one.score_batch([("The", [5, 6])]) for one in (engine, shared(TEXT, backend)))
+    assert score.logprobs == pytest.approx(raw.logprobs, abs=1e-4)
+
+
+def test_entropies_are_those_of_the_softmax(shared: Load, backend: str) -> None:
+    engine = shared(TEXT, backend, logits_hooks=True)
+    [score] = engine.score_batch([("The", [5, 6, 7])], logits=True, entropy=True, temperature=0.7)
+    chances = (score.logits / 0.7).softmax(-1)
+    expected = -(chances * chances.clamp(min=1e-30).log()).sum(-1)
+    assert score.entropies == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_rollout_mismatch_says_what_rounding_gives(shared: Load) -> None:
+    engine = shared(TEXT, "hf", dtype="bfloat16")
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3, "logprobs": 0}
+    results = engine.generate_text_batch([{"prompt": "The"}, {"prompt": "One"}], options)
+    own = [result.logprobs or () for result in results]
+    found = rollout_mismatch(engine, results, logprobs=own, rounding=True)
+    assert found.most == 0
+    assert found.rounding is not None and 0 < found.rounding.mean < 0.1
+
+
+def test_rollout_mismatch_of_answers_of_other_weights_is_refused() -> None:
+    with gen_engine.load(ROOT / "golden/models/random-llama", progress=False) as engine:
+        results = engine.generate_text_batch([{"prompt": "one"}], {"max_new_tokens": 3})
+        with engine.bare():
+            pass
+        with pytest.raises(gen_engine.RequestError, match="the answer is of the weights None"):
+            rollout_mismatch(engine, results, logprobs=[[-1.0] * 3])

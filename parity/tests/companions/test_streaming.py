@@ -37,7 +37,7 @@ from gen_engine import (
 from parity.companions.streaming import Answer, Live, Piece, Visible, could_begin, stream
 from parity.models.tasks import drawing, text_tasks
 
-from ..conftest import PROMPT, ROOT, TEXT, Load, chat, of_task
+from ..conftest import PROMPT, ROOT, TEXT, Load, chat, of_task, open_engine
 
 COUNTS = [chat(f"Count to {n}.") for n in (5, 30, 12)]
 OPTIONS: list[dict[str, Any]] = [
@@ -490,3 +490,96 @@ def test_an_error_of_a_row_is_raised_where_it_is_read(text: GenerationEngine) ->
             assert (await answers[2].result()).finish_reason == "eos"
 
     run(main())
+
+
+# -- weights that change under requests -------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_aborted_keeps_what_there_is(text: GenerationEngine) -> None:
+    options = {**LONG, "max_new_tokens": 200, "logprobs": 0}
+    [whole] = text.generate_text_batch(COUNTS[1:2], options)
+
+    async def main() -> GenerationResult:
+        async with Live(text) as live:
+            answer = await live.submit(COUNTS[1], options)
+            await anext(answer)
+            answer.abort()
+            return await answer.result()
+
+    part = run(main())
+    count = part.completion_tokens
+    assert part.finish_reason == "abort" and 0 < count < 200
+    assert (part.token_ids, len(part.logprobs or ())) == (whole.token_ids[:count], count)
+    assert whole.text.startswith(part.text)
+    assert is_idle(text)
+
+
+def test_pause_waits_a_bounded_time_and_resume_begins_what_waits(text: GenerationEngine) -> None:
+    options = {**LONG, "max_new_tokens": 200}
+    [expected] = text.generate_text_batch(COUNTS[1:2], options)
+
+    async def main() -> None:
+        async with Live(text) as live:
+            long = await live.submit(COUNTS[1], options)
+            await anext(long)
+            with pytest.raises(EngineError, match="requests still run after 0.01 s. Wait longer, or end them"):
+                await live.pause(timeout=0.01)
+            assert (await long.result()).token_ids == expected.token_ids, "it went on"
+            long = await live.submit(COUNTS[1], options)
+            await anext(long)
+            await live.pause(abort=True, timeout=30)
+            assert (await long.result()).finish_reason == "abort"
+            waits = await live.submit(COUNTS[0])
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(waits), 0.2)
+            again = await live.submit(COUNTS[0])
+            live.resume()
+            assert (await again.result()).text == "1, 2, 3, 4, 5."
+
+    run(main())
+
+
+def test_requests_with_other_options_run_side_by_side_on_vllm(shared: Load) -> None:
+    engine = shared(TEXT, "vllm")
+    [expected] = engine.generate_text_batch(COUNTS[:1], {"max_new_tokens": 5})
+
+    async def main() -> None:
+        async with Live(engine) as live:
+            long = await live.submit(COUNTS[1], {**LONG, "max_new_tokens": 400})
+            await anext(long)
+            short = await live.submit(COUNTS[0], {"max_new_tokens": 5})
+            sampled = await live.submit(COUNTS[0], {"max_new_tokens": 5, "temperature": 1.0, "seed": 3, "logprobs": 0})
+            assert await short.result() == expected
+            assert len((await sampled.result()).logprobs or ()) == 5
+            assert not long.work.cancelled and long.work.result is None, "it still runs"
+
+    run(main())
+
+
+@pytest.mark.parametrize("through", ["engine", "live"])
+def test_an_update_does_not_starve_behind_requests_and_no_answer_spans_it(backend: str, through: str) -> None:
+    with open_engine(TEXT, backend) as engine:
+        weights = dict(importlib.import_module("safetensors.torch").load_file(TEXT / "model.safetensors"))
+        results: list[GenerationResult] = []
+
+        async def ask(live: Live, updated: asyncio.Event) -> None:
+            while not updated.is_set():
+                results.append(await (await live.submit(COUNTS[1], {"max_new_tokens": 20})).result())
+
+        async def main() -> None:
+            updated = asyncio.Event()
+            async with Live(engine) as live:
+                asking = [asyncio.create_task(ask(live, updated)) for _ in range(3)]
+                while len(results) < 3:
+                    await asyncio.sleep(0.01)
+                if through == "live":
+                    await live.update_weights(weights, version="new", timeout=60)
+                else:
+                    await asyncio.to_thread(engine.update_weights, weights, version="new")
+                results.append(await (await live.submit(COUNTS[0])).result())
+                updated.set()
+                await asyncio.gather(*asking)
+
+        run(main())
+        versions = [result.weight_version for result in results]
+        assert versions[0] is None and versions[-1] == "new" and set(versions) == {None, "new"}

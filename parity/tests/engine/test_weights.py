@@ -148,17 +148,6 @@ def test_update_weights_of_as_many_numbers_in_another_shape_are_refused(shape: t
         assert engine.generate_text_batch([COUNT])[0].token_ids == before.token_ids
 
 
-def test_weights_of_which_some_were_replaced_meet_no_cached_answer(other: Path) -> None:
-    weights = weights_of(other)
-    with open_engine(TEXT, "hf", cache={}) as engine:
-        [before] = engine.generate_text_batch([COUNT])
-        with pytest.raises(OptionError, match="the model has no weight 'no.such'"):
-            engine.update_weights([*weights.items(), ("no.such", weights["model.norm.weight"])], version="new")
-        [after] = engine.generate_text_batch([COUNT])
-        assert not after.cached and after.token_ids != before.token_ids
-        assert after.weight_version not in (None, "new")
-
-
 def test_a_fallback_with_the_checkpoints_weights_is_refused(other: Path) -> None:
     with open_engine(TEXT, "vllm", fallback_backend="hf") as engine:
         assert engine.generate_text_batch([COUNT], {"temperature": 3.0})[0].fallback_from == "vllm"
