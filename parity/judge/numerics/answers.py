@@ -37,7 +37,14 @@ from parity.judge.numerics.groups import (
 from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
-from parity.judge.numerics.questions import NOT_SHOWN, Judged, Question, Step, could_not
+from parity.judge.numerics.questions import (
+    FURTHER_SECONDS,
+    NOT_SHOWN,
+    Judged,
+    Question,
+    Step,
+    could_not,
+)
 from parity.judge.numerics.reading import CannotJudge
 from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
@@ -57,10 +64,11 @@ FAR = 5  # times what a few tokens say of noise
 @dataclass
 class Numerics:
     """The questions of a check, and their answers.   always: ask of every site, also where all is
-    equal."""
+    equal.   seconds: that a site may take for tokens beyond its goldens'."""
 
     store: Store
     always: bool = False
+    seconds: float = FURTHER_SECONDS
     open: list[Question] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     answers: dict[CaseKey, tuple[Group, Question]] = field(default_factory=dict)
@@ -89,7 +97,7 @@ class Numerics:
         """The new path of a site's open questions.
         ours: where an engine that was closed is loaded again (`replay.Engines`)."""
         for questions in self.of(site, backend).values():
-            group = group_of(questions, self.store)
+            group = group_of(questions, self.store, self.seconds)
             self.groups.append(group)
             for question in questions:
                 self.answers[question.key] = (group, question)

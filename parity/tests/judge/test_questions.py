@@ -286,7 +286,7 @@ def test_a_shift_is_drift_and_of_a_case_that_passes_latent() -> None:
 
 def test_too_few_tokens_are_no_verdict_and_say_how_many_are_lacking() -> None:
     verdict, cause, said = verdict_of(group(rows=2), ask())
-    assert (verdict, cause) == ("ERROR", "error") and "cannot tell" in said and "more tokens are needed" in said
+    assert (verdict, cause) == ("ERROR", "error") and "cannot tell" in said and "more answer tokens decide it" in said
     assert Check((Outcome("s", "c", "vllm", "ERROR"),)).exit_code == 3
     passing = ("IDENTICAL", None, ())
     alone = dataclasses.replace(group(rows=2), steps={})
@@ -399,6 +399,12 @@ class Reads:
     def score_batch(self, items: Any) -> list[Any]:
         self.asked += items
         return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
+
+    def generate_text_batch(self, requests: Any, options: Any, **how: Any) -> list[Any]:
+        return [SimpleNamespace(token_ids=[9] * options["max_new_tokens"]) for _ in requests]
+
+    def tokenizer(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [1 + ord(letter) % 500 for letter in text]}
 
 
 def test_rows_that_only_read_their_prompts_say_why_nothing_is_measured(tmp_path: Path) -> None:
