@@ -26,6 +26,7 @@ from parity.judge.numerics.questions import FURTHER_SECONDS, Question, Step, Ste
 from parity.judge.numerics.reading import CannotJudge, Reader, Scored, TokenRow, parting_of
 from parity.judge.numerics.references import References
 from parity.judge.numerics.vllm_reading import vllm_path
+from parity.judge.numerics.vllm_weights import other_weight
 from parity.judge.numerics.weights import NO_ADAPTER, adapters_of, checkpoint_of, model_of
 from parity.judge.replay import adapter_named, readable
 from parity.judge.row import Row
@@ -55,6 +56,8 @@ class Group:
     apart: how far the new path reads some rows otherwise alone, nats.
     read_adapter: the fingerprint of `adapter`, where the reference was read with it.
     seconds: that it may take for tokens beyond the golden's.   made: these.   cases: its goldens.
+    numbers: cases of which nothing but numbers differs, the old side and the new one.
+    other_weight: a tensor of the checkpoint that the new path's vLLM does not run.
     """
 
     site: str
@@ -80,6 +83,8 @@ class Group:
     seconds: float = FURTHER_SECONDS
     made: Made = field(default_factory=Made)
     cases: set[str] = field(default_factory=set)
+    numbers: Sequence[tuple[Case, Case]] = ()
+    other_weight: str = ""
 
     @property
     def dtype(self) -> str:
@@ -152,6 +157,7 @@ def group_of(
         why=NO_ADAPTER if weights.adapter is None else "",
         here={q.old.case for q in questions if is_recorded_here(q.old, store)},
         seconds=seconds,
+        numbers=[(q.old, q.new) for q in questions if q.kind == "floats"],
     )
     group.fill(store)
     return group
@@ -175,6 +181,8 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
             apart = reading.furthest(beside_others, scored)
             group.apart = max(group.apart, apart)
         read_further(group, engine_path(engine, adapter, errors))
+        if engine.backend.name == "vllm" and group.backend == "vllm":
+            group.other_weight = other_weight(engine, group.path)
     except (*CANNOT_READ, errors) as error:
         group.why = f"the moved path could not be read: {error}"
 

@@ -113,7 +113,7 @@ class Verdict:
         only = "only these show rounding"
         size = f"rounding moves a logit by {nats(self.noise.old)} (a unit of log-probability)"
         why = self.worst or self.why_blind
-        missing = self.missing or f"{self.more} more tokens are needed, in other rows"
+        missing = self.missing or f"{self.more} more answer tokens, of other rows, decide it"
         return f"cannot tell rounding from a fault: {missing}; {count} ({only}), {size}; {why}"
 
 
