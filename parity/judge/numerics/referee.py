@@ -78,6 +78,12 @@ class Verdict:
         return tuple(e for e in self.estimates if e.outcome == "shifted")
 
     @property
+    def is_sure(self) -> bool:
+        """Whether a bias, and what goes along a probe, lie surely inside their margins."""
+        signed = [e for e in self.estimates if e.least < 0]
+        return all(e.least < e.low and e.high < e.most for e in signed)
+
+    @property
     def cause(self) -> str:
         """The cause of a shift, or "". Only a finer dtype makes errors smaller; larger ones may
         have a coarser one's size by chance, as int8 weights can: `like` says so, and it is no
