@@ -39,7 +39,7 @@ NO_TOKENS = (
 )
 MOST_SITES = 4  # whose time may go by in all: a worker that says nothing for long is ended
 # Unsure tokens of which "holds" is believed though a probe is not surely inside its margin: on
-# SmolLM2 attention x 1.01 is seen in 10 of 10 sites then, and in none where the first "holds" counts.
+# SmolLM2 attention x 1.01 is seen in 10 of 10 sites then, in none if the first "holds" counts.
 SETTLED_TOKENS = 1200
 SPARE = 1.25  # times the tokens that a verdict asks for: its own estimate is uncertain
 FEWEST_MADE = 4  # rows that are worth loading a model for

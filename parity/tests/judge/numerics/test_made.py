@@ -16,6 +16,7 @@ from parity.judge.numerics.groups import Group, read_groups
 from parity.judge.numerics.made import Made, MovedPath, engine_path, make_rows, prompts_of
 from parity.judge.numerics.own_texts import own_rows
 from parity.judge.numerics.reading import Reference, Scored, Source, TokenRow, token_row
+from parity.tests.conftest import TEXT, Load
 
 SIZE = 0.05  # nats of logit: rounding of both paths
 
@@ -181,3 +182,13 @@ def test_made_says_what_the_reference_read() -> None:
 
 def test_unsure_tokens_are_those_that_show_rounding() -> None:
     assert made.unsure_tokens(Scored((-1.0, -1e-6, None, -3.0, -math.inf))) == 2
+
+
+def test_loaded_engine_continues_prompts_and_reads_texts_of_our_own(shared: Load, backend: str) -> None:
+    engine = shared(TEXT, backend)
+    rows = [token_row([5, 6, 7], [8]), token_row([9, 10], [11])]
+    path = engine_path(engine, None, ValueError)
+    found = make_rows(rows, path.read(rows), path, "float32", 60.0)
+    assert (found.why, found.continued) == ("", 2) and len(found.rows) > 2
+    assert [len(row.ids) - row.answer for row in found.rows[:2]] == [made.NEW_TOKENS] * 2
+    assert all(len(new.logprobs) == len(row.ids) - row.start for row, new in zip(found.rows, found.new))

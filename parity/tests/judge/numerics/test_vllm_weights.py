@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from parity.judge.numerics.vllm_weights import first_other, other_weight
+from parity.tests.conftest import TEXT, Load
 
 EXPERTS, HIDDEN, INNER = 3, 8, 6
 
@@ -65,7 +66,7 @@ def as_vllm(tensors: dict[str, torch.Tensor]) -> Any:
     model.model = torch.nn.Module()
     model.model.embed_tokens = module(weight=padded)
     model.model.layers = torch.nn.ModuleList([layer])
-    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}  # type: ignore[assignment]
+    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     return model
 
 
@@ -111,3 +112,21 @@ def test_quantized_weights_are_not_compared(tmp_path: Path) -> None:
     )
     engine = SimpleNamespace(backend=SimpleNamespace(model=SimpleNamespace(llm_engine=running)))
     assert other_weight(engine, str(tmp_path)) == ""
+
+
+def test_loaded_vllm_runs_its_checkpoint_until_a_tensor_is_moved(shared: Load) -> None:
+    engine = shared(TEXT, "vllm")
+    assert other_weight(engine, str(TEXT)) == ""
+
+    def moved_by(factor: float) -> None:
+        def change(model: Any) -> None:
+            model.model.layers[1].input_layernorm.weight.data.mul_(factor)
+
+        engine.backend.model.apply_model(change)
+
+    moved_by(2.0)
+    try:
+        assert other_weight(engine, str(TEXT)) == "model.layers.1.input_layernorm.weight"
+    finally:
+        moved_by(0.5)
+    assert other_weight(engine, str(TEXT)) == ""
