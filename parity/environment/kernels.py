@@ -2,13 +2,16 @@
 `doctor`, `check` and `diff` name them.
 
 known_biases("vllm", "bfloat16")    a clause each: what, and what is without it; () where none is
+old_path_defects(folder, "sdpa")    what the old code's own library leaves out of a model
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 BACKEND, DTYPE = "vllm", "bfloat16"  # of all that are known
 ELSEWHERE = "float16, float32 and hf are not touched by it"
@@ -85,3 +88,23 @@ def biases(backend: str, dtype: str | None) -> list[Bias]:
 
 def known_biases(backend: str, dtype: str | None) -> tuple[str, ...]:
     return tuple(map(str, biases(backend, dtype)))
+
+
+# == What the old path leaves out ==
+
+
+def old_path_defects(folder: str, attention: str | None) -> tuple[str, ...]:
+    """Of plain transformers on a checkpoint.   attention: that the golden names.
+
+    transformers' sdpa has no place for the cap that Gemma 2 puts on attention logits, and leaves it
+    out without a word; its eager attention and vLLM have it. So old and new differ, by 0.05 nats of
+    logit, and the old code is the one that is wrong."""
+    file = Path(folder, "config.json")
+    if attention not in (None, "sdpa") or not file.is_file():
+        return ()
+    config = json.loads(file.read_text(encoding="utf-8"))
+    cap = config.get("text_config", config).get("attn_logit_softcapping")
+    if not cap:
+        return ()
+    told = f"the old code's attention (sdpa) leaves out this model's attn_logit_softcapping ({cap})"
+    return (f"{told}, which eager and vLLM apply: record it with attn_implementation='eager'",)

@@ -40,6 +40,7 @@ from parity.goldens.acceptance import with_acceptances
 from parity.goldens.store import GoldenError, Store, chosen_cases, environment
 from parity.goldens.verdict import Check, Outcome, Policy
 from parity.goldens.verdict import Numerics as Measurement
+from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.sites import (
@@ -86,6 +87,7 @@ class Job:
     functions: Mapping[str, str]
     numerics: bool = False
     is_whole: bool = False
+    numerics_seconds: float = FURTHER_SECONDS
 
 
 def check_sites(
@@ -97,6 +99,7 @@ def check_sites(
     policy: Policy | None = None,
     moved: Mapping[str, str] | None = None,
     numerics: bool = False,
+    numerics_seconds: float = FURTHER_SECONDS,
     progress: Progress | None = None,
     time_limit: float = TIME_LIMIT,
     worker: Worker | None = None,
@@ -107,13 +110,22 @@ def check_sites(
 
     backends: those of each site's settings where not given.   time_limit: seconds of one case.
     worker: the process that moved code runs in (None: the one that this process keeps).   jobs:
-    such processes at a time.
+    such processes at a time.   numerics_seconds: that a site may take for tokens beyond its
+    goldens'.
     """
     started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
     plan = plan_of(store, chosen, settings, backends)
-    job = Job(str(store.root), (), settings, plan.functions, numerics, is_whole=True)
+    job = Job(
+        str(store.root),
+        (),
+        settings,
+        plan.functions,
+        numerics,
+        is_whole=True,
+        numerics_seconds=numerics_seconds,
+    )
     if progress:
         progress.begin(len(plan.items))
     found = judged_beside(job, shares(plan.items, jobs), worker, time_limit, progress)
@@ -277,7 +289,9 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
     """In the worker: an outcome for each item, in order, and at the very end, when all engines are
     closed, what was measured."""
     store = Store(job.root)
-    pending = Pending.of(store, always=job.numerics, is_whole=job.is_whole)
+    pending = Pending.of(
+        store, always=job.numerics, is_whole=job.is_whole, seconds=job.numerics_seconds
+    )
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
     outcomes: list[Outcome] = []
     for backend in dict.fromkeys(backend for backend, _, _ in job.items):

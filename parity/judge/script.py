@@ -16,6 +16,7 @@ from parity.goldens.store import Case, Store, by_base_names, environment, object
 from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.case import Judge
 from parity.judge.inquiry import backend_of
+from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
 from parity.judge.site import GivenSeeds, Pending, error_outcome, missing, of_one_case
@@ -93,7 +94,7 @@ def key_of_arguments(old: Case, left: Mapping[tuple[str, str], Case]) -> tuple[s
     return found
 
 
-def check_script(
+def check_script(  # noqa: PLR0913
     store: Store,
     observed: Callable[[Starting], Seen],
     *,
@@ -101,6 +102,7 @@ def check_script(
     backend: str | None = None,
     policy: Policy | None = None,
     numerics: bool = False,
+    numerics_seconds: float = FURTHER_SECONDS,
 ) -> Check:
     """A whole script. observed: runs it, with what is called before each call, and reports what it
     did.
@@ -121,7 +123,8 @@ def check_script(
     seen = observed((REPLAYS, {"backend": backend, "loads": loads}))
     for folder in seen.folders:
         note_folder(folder)
-    run = ScriptRun(store, Pending.of(store, always=numerics), backend)
+    pending = Pending.of(store, always=numerics, seconds=numerics_seconds)
+    run = ScriptRun(store, pending, backend)
     for site in wanted:
         expected = settings.get(site, {}).get("exit_code", 0)
         for fault in script_faults(seen, site, expected):

@@ -30,6 +30,7 @@ from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
+from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.numerics.samples import Ledgers, settle_samples
 from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session
@@ -58,13 +59,21 @@ class Pending:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, store: Store, *, always: bool = False, is_whole: bool = False) -> Pending:
-        """always: measure the numerics of every site."""
+    def of(
+        cls,
+        store: Store,
+        *,
+        always: bool = False,
+        is_whole: bool = False,
+        seconds: float = FURTHER_SECONDS,
+    ) -> Pending:
+        """always: measure the numerics of every site.   seconds: that a site may take for tokens
+        beyond its goldens'."""
         from parity.judge.numerics.answers import (
             Numerics,  # numpy, which `record` and `list` do without
         )
 
-        return cls(store, Numerics(store, always), is_whole=is_whole)
+        return cls(store, Numerics(store, always, seconds), is_whole=is_whole)
 
     def settle(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes, their open questions answered: first what samples say, then what numerics

@@ -6,6 +6,7 @@ import argparse
 import ast
 import difflib
 import itertools
+import math
 import os
 import re
 import shutil
@@ -25,6 +26,9 @@ from parity.record.process import functions_in
 from parity.record.recorder import Recorded, record
 from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED
+
+HALVES = ("bfloat16", "float16")
+ENOUGH_TOKENS = 700  # that tell rounding from a fault, of prompts and answers: 200 to 700 were seen
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -202,6 +206,7 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             f"{site}: no call of a model was seen in {len(without)} of {len(cases)} calls ({some}):"
             " of these the value alone is compared"
         )
+    yield from few_tokens_lines(site, rows, len(cases))
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 
@@ -217,6 +222,22 @@ def equal_arguments(cases: Sequence[Case]) -> list[str]:
         for name, value in first.items()
         if not objects_in(value) and all(name in one and one[name] == value for one in others)
     ]
+
+
+def few_tokens_lines(site: str, rows: Sequence[Row], calls: int) -> Iterator[str]:
+    """Whether a check on another backend will need further tokens, in half precision. Rows of equal
+    ids count once."""
+    halves = [row for row in rows if row.get("model", {}).get("dtype") in HALVES]
+    read = {(*row["prompt_ids"], *row["output_ids"]) for row in halves if "output_ids" in row}
+    tokens = sum(map(len, read))
+    if not 0 < tokens < ENOUGH_TOKENS:
+        return
+    more = math.ceil((ENOUGH_TOKENS - tokens) * calls / tokens)
+    yield (
+        f"{site} holds {tokens} tokens in half precision; to tell rounding from a fault on another "
+        f"backend takes about {ENOUGH_TOKENS}: check reads further ones by itself "
+        f"(--numerics-seconds says how long), or record about {more} more calls"
+    )
 
 
 def unfollowed_lines(site: str, rows: Sequence[Row]) -> Iterator[str]:

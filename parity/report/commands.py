@@ -25,6 +25,7 @@ from parity.goldens.store import GoldenError, Store, keep_offline, known_names, 
 from parity.goldens.verdict import Change, Check, Outcome, Policy
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
+from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.script import check_script
 from parity.judge.sites import new_function
 from parity.judge.worker import output_into
@@ -96,6 +97,7 @@ def checked(
             policy=policy,
             moved=moved_of(args),
             numerics=args.numerics,
+            numerics_seconds=args.numerics_seconds,
             progress=progress,
             time_limit=args.time_limit,
             jobs=args.jobs,
@@ -120,6 +122,7 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
             backends=args.backend,
             policy=policy,
             numerics=args.numerics,
+            numerics_seconds=args.numerics_seconds,
             moved=moved_of(args),
             progress=progress,
             time_limit=args.time_limit,
@@ -176,7 +179,12 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
             return run_observed(command, Path(folder), limits=limits, **how)
 
     policy = Policy(strict=not args.lenient)
-    how: dict[str, Any] = {"sites": names, "policy": policy, "numerics": args.numerics}
+    how: dict[str, Any] = {
+        "sites": names,
+        "policy": policy,
+        "numerics": args.numerics,
+        "numerics_seconds": args.numerics_seconds,
+    }
     checks = [
         check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]
     ]
@@ -452,6 +460,16 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
         "--numerics",
         action="store_true",
         help="measure each site's rounding, also where all ids are equal",
+    )
+    parser.add_argument(
+        "--numerics-seconds",
+        type=float,
+        default=FURTHER_SECONDS,
+        metavar="SECONDS",
+        help=(
+            "what a site may take for further tokens, where its goldens are too few to tell"
+            f" rounding from a fault; 0: make none (default: {FURTHER_SECONDS:g})"
+        ),
     )
 
 

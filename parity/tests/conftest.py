@@ -19,6 +19,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, for each engine
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("PARITY_CACHE", "")  # what one test reads is read again by the next
 
 import gen_engine
 from parity.cli.refusals import REFUSALS

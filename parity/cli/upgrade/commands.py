@@ -81,7 +81,7 @@ def backend_flags(args: argparse.Namespace, there: Installed) -> list[str]:
 def flags_of(args: argparse.Namespace) -> list[str]:
     """The words of `check` that say the same, but for the backends."""
     words = ["--goldens", str(args.goldens), "--time-limit", str(args.time_limit)]
-    words += ["--jobs", str(args.jobs)]
+    words += ["--jobs", str(args.jobs), "--numerics-seconds", str(args.numerics_seconds)]
     words += [word for name in args.moved or () for word in ("--moved", name)]
     return words + [f"--{name}" for name in ("lenient", "numerics") if getattr(args, name)]
 

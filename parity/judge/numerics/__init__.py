@@ -2,6 +2,11 @@
 
 reading      log-probabilities of given tokens, by plain transformers and by a loaded engine
 vllm_reading the same by vLLM itself, for code on vLLM whose engine is gone
+own_texts    texts of our own
+made         further tokens, where a site's goldens hold too few
+references   what plain transformers reads, each row once
+cache        the same, kept between checks
+vllm_weights whether vLLM runs the checkpoint's weights
 probes       one thing in a loaded model moved, for the directions that faults have
 errors       what three paths read, as errors in nats of logit
 estimates    statistics of these errors, each with its interval and its margin
@@ -15,6 +20,7 @@ samples      which rows of a case are asked that, and the verdict
 
 weights      what answered a golden's row, and where it is
 numbers      numbers among the values: how far apart, and what was rounded off
+together     all numbers of a site: which way they move, and means
 questions    which cases hang on the numerics of their site
 golden_rows  a golden's rows as they are read
 groups       a site's rows on one checkpoint, and what each path reads of them

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parity.environment.kernels import known_biases
+from parity.environment.kernels import known_biases, old_path_defects
 from parity.goldens import verdict
 from parity.goldens.causes import meaning
 from parity.goldens.store import Case, Store
@@ -37,10 +37,18 @@ from parity.judge.numerics.groups import (
 from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
-from parity.judge.numerics.questions import NOT_SHOWN, Judged, Question, Step, could_not
-from parity.judge.numerics.reading import CannotJudge
+from parity.judge.numerics.questions import (
+    FURTHER_SECONDS,
+    NOT_SHOWN,
+    Judged,
+    Question,
+    Step,
+    could_not,
+)
+from parity.judge.numerics.reading import CannotJudge, Scored
 from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
+from parity.judge.numerics.together import mean_allowance, moved_numbers, why_not_rounding
 from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
 from parity.judge.row import adapters_in
@@ -57,10 +65,11 @@ FAR = 5  # times what a few tokens say of noise
 @dataclass
 class Numerics:
     """The questions of a check, and their answers.   always: ask of every site, also where all is
-    equal."""
+    equal.   seconds: that a site may take for tokens beyond its goldens'."""
 
     store: Store
     always: bool = False
+    seconds: float = FURTHER_SECONDS
     open: list[Question] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     answers: dict[CaseKey, tuple[Group, Question]] = field(default_factory=dict)
@@ -89,7 +98,7 @@ class Numerics:
         """The new path of a site's open questions.
         ours: where an engine that was closed is loaded again (`replay.Engines`)."""
         for questions in self.of(site, backend).values():
-            group = group_of(questions, self.store)
+            group = group_of(questions, self.store, self.seconds)
             self.groups.append(group)
             for question in questions:
                 self.answers[question.key] = (group, question)
@@ -137,10 +146,14 @@ def answer_of(group: Group, question: Question) -> Judged:
     steps = group.steps_of(question.old.case)
     if group.why or found is None:
         return without_numerics(question, group.why, steps)
+    if found.outcome == "cannot tell" and (known := known_causes(group, question)):
+        found = dataclasses.replace(found, missing="; ".join((found.missing, *known)))
     if found.outcome == "shifted":
         return by_shift(group, found, question)
+    if group.other_weight and question.kind != "model":
+        return by_weights(group, question)
     if question.kind == "floats":
-        return by_numbers(found, question)
+        return by_numbers(group, found, question)
     judged = by_steps(group, found, question, steps) if steps else question.otherwise
     is_settled = found.outcome != "cannot tell" or is_of_another_stage(judged)
     if is_settled and question.kind != "model":
@@ -195,7 +208,9 @@ def by_shift(group: Group, found: Verdict, question: Question) -> Judged:
 
 
 def cause_of_shift(group: Group, found: Verdict, question: Question) -> Cause:
-    known = known_biases(group.backend, question.new_model.get("dtype"))
+    known = known_causes(group, question)
+    if group.other_weight:
+        known = (f"vLLM does not run the checkpoint's {group.other_weight}", *known)
     shift = "; ".join((f"numerics of the site {found}", *known))
     cause = named_cause(found.cause, "confirmed", shift)
     rounding = dataclasses.replace(found.noise, new=found.noise.old).of_gap
@@ -206,13 +221,29 @@ def cause_of_shift(group: Group, found: Verdict, question: Question) -> Cause:
     return named_cause("batch", "confirmed", sentence, cause.sentence)
 
 
+def known_causes(group: Group, question: Question) -> tuple[str, ...]:
+    """What either path is known to do otherwise than a plain reading of the model."""
+    biases = known_biases(group.backend, question.new_model.get("dtype"))
+    return (*biases, *old_path_defects(group.path, group.model.get("attention")))
+
+
+def by_weights(group: Group, question: Question) -> Judged:
+    """A fault in few weights hides among rounding, and is seen in the weights themselves."""
+    runs = f"vLLM does not run the checkpoint's {group.other_weight}"
+    cause = named_cause("model.weights", "confirmed", runs, f"compared with {group.path}")
+    if question.kind == "passing":
+        return "LATENT", cause, (*question.otherwise[2], NOT_SHOWN)
+    return "DRIFT", cause, ()
+
+
 # == Numbers among the values ==
 
 
-def by_numbers(found: Verdict, question: Question) -> Judged:
-    """Log-probabilities may move as far as noise moves them, and where little is known of it a few
-    times as far. How the old code padded, and what it took from the logits of unlikely tokens, the
-    noise was not measured in: FLOOR."""
+def by_numbers(group: Group, found: Verdict, question: Question) -> Judged:
+    """Log-probabilities may move as far as noise moves them, means of many less far, and where
+    little is known of it a few times as far; all together they may not move one way. How the old
+    code padded, and what it took from the logits of unlikely tokens, the noise was not measured in:
+    FLOOR."""
     old = question.old.value
     new = question.new.value
     are_few = found.outcome == "cannot tell"
@@ -222,9 +253,13 @@ def by_numbers(found: Verdict, question: Question) -> Judged:
     if coarse := fewer_bits(old, new):
         return "DRIFT", coarse, ()
     times = FAR if are_few else 1
-    allowed = max(times * found.noise.of_number, FLOOR)
+    share = 1.0 if are_few else mean_allowance(group.numbers, read_of_cases(group), found.noise)
+    allowed = max(times * share * found.noise.of_number, FLOOR)
     if gap > allowed or fewer_digits(old, new):
         return question.otherwise
+    one_way = "" if are_few else why_not_rounding(moved_numbers(group.numbers), found.noise)
+    if one_way:
+        return with_note(question.otherwise, f"{one_way}, which no rounding does: {found}")
     gaps = f"numbers among the values differ by {gap:.1e} at most"
     if are_few:
         if gap <= found.noise.of_number:
@@ -233,6 +268,15 @@ def by_numbers(found: Verdict, question: Question) -> Judged:
             question = dataclasses.replace(question, otherwise=("DRIFT", shift, ()))
         return without_numerics(question, of_site(found), [])
     return near_tie(f"the ids are equal, {gaps}, rounding explains {allowed:.1e}", found)
+
+
+def read_of_cases(group: Group) -> dict[str, list[Scored]]:
+    """What the old path reads of each case's rows."""
+    found: dict[str, list[Scored]] = {}
+    for (case, _), place in group.places.items():
+        if place < len(group.old):
+            found.setdefault(case, []).append(group.old[place])
+    return found
 
 
 # == The site's numerics hold, and ids part ==

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.store import as_written
@@ -56,17 +56,36 @@ def are_all(kind: Any, *values: Any) -> bool:
 
 def gap_in_nats(old: float, new: float) -> float:
     """How far numbers are apart, in what rounding is measured in: a log-probability's nats are
-    nats, and no other is below zero; those of a probability, or of a perplexity, are a part of
-    it."""
+    nats, and no other is below zero; those of a probability are its logit's, and those of a
+    perplexity a part of it."""
     apart = abs(old - new)
     size = max(abs(old), abs(new))
     if max(old, new) <= 0:
         return apart
     if size < 1:
-        return apart if equal(old, new) else apart / size
+        return apart if equal(old, new) else gap_of_probabilities(old, new)
     if min(old, new) <= 1:
         return apart
     return min(apart, abs(math.log(old / new)))
+
+
+def gap_of_probabilities(old: float, new: float) -> float:
+    """In nats of logit: where a model is sure a probability moves little, and all of the rest."""
+    from parity.judge.numerics.errors import SURE  # numpy, which `record` does without
+
+    if min(old, new) <= 0:
+        return abs(old - new)
+    unsure = 1 - (old + new) / 2
+    return abs(math.log(old / new)) / math.hypot(unsure, SURE)
+
+
+def float_pairs(old: Any, new: Any) -> Iterator[tuple[tuple[Any, ...], float, float]]:
+    """(path, old, new) of each float of two values of one form; none of others."""
+    before = list(leaves(old, kind=float))
+    after = list(leaves(new, kind=float))
+    if [path for path, _ in before] == [path for path, _ in after]:
+        for (path, one), (_, other) in zip(before, after):
+            yield path, one, other
 
 
 def candidates(value: Any) -> BestTokens | None:

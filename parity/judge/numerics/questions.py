@@ -30,6 +30,7 @@ Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 Kind = Literal["parted", "floats", "model", "passing"]
 Steps = Mapping[tuple[str, int], "Step"]  # (case, row) -> where it parts
 
+FURTHER_SECONDS = 90.0  # that a site may take for tokens beyond its goldens' (made.py)
 NOT_SHOWN = "on this case the value does not show it"
 OF_NUMBERS = ("value", "order")
 OF_EQUAL = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")

@@ -258,6 +258,8 @@ class Reader:
         except OSError as error:
             raise WeightsMissing(f"{path}: {error}") from error
         self.model: Any = loaded.eval().to(self.device)
+        self.folder = folder
+        self.window = getattr(text, "max_position_embeddings", None) or math.inf
         self.piece = max(1, PIECE // int(text.vocab_size))  # steps whose logits are made at once
         self.head = head_of(self.model)
 
@@ -274,6 +276,11 @@ class Reader:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def tokenizer(self) -> Any:
+        import transformers
+
+        return transformers.AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
 
     def read(
         self,

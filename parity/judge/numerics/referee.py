@@ -51,6 +51,7 @@ class Verdict:
     more: tokens that are missing, for "cannot tell".
     like: what a shift looks like: a dtype, or a probe and by what factor it would have to move.
     exact: against float32, or only against plain transformers in the golden's own dtype.
+    beyond: rows that were read beyond the golden's.   missing: what would decide it, in calls.
     """
 
     outcome: StatisticOutcome
@@ -61,6 +62,8 @@ class Verdict:
     more: int = 0
     like: str = ""
     exact: bool = True
+    beyond: str = ""
+    missing: str = ""
 
     @property
     def worst(self) -> Estimate | None:
@@ -73,6 +76,12 @@ class Verdict:
     def seen(self) -> tuple[Estimate, ...]:
         """Every statistic that is an alarm."""
         return tuple(e for e in self.estimates if e.outcome == "shifted")
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a bias, and what goes along a probe, lie surely inside their margins."""
+        signed = [e for e in self.estimates if e.least < 0]
+        return all(e.least < e.low and e.high < e.most for e in signed)
 
     @property
     def cause(self) -> str:
@@ -92,7 +101,8 @@ class Verdict:
 
     def __str__(self) -> str:
         against = "" if self.exact else ", against plain transformers in the same dtype"
-        tokens = f"{self.noise.tokens} unsure tokens of {self.rows} rows{against}"
+        beyond = f", with {self.beyond}" if self.beyond else ""
+        tokens = f"{self.noise.tokens} unsure tokens of {self.rows} rows{beyond}{against}"
         rounding = f"rounding {nats(self.noise.old)} nats before, {nats(self.noise.new)} now"
         measured = f"{tokens}; {rounding}"
         if self.outcome == "holds":
@@ -100,12 +110,17 @@ class Verdict:
                 f"holds: {measured}; a fault of {self.sees:.1e} nats or more would have been seen"
             )
         if self.outcome == "cannot tell":
-            why = self.worst or self.why_blind
-            return (
-                f"cannot tell: {measured}; {why}; {self.more} more tokens are needed, in other rows"
-            )
+            return self._undecided(f"{self.rows} rows{beyond}{against}")
         like = f"; like {self.like}" if self.like else ""
         return f"shifted: {self.worst}; {measured}{like}"
+
+    def _undecided(self, rows: str) -> str:
+        count = f"{self.noise.tokens:,} tokens of {rows} were read at which the model is not sure"
+        only = "only these show rounding"
+        size = f"rounding moves a logit by {nats(self.noise.old)} (a unit of log-probability)"
+        why = self.worst or self.why_blind
+        missing = self.missing or f"{self.more} more answer tokens, of other rows, decide it"
+        return f"cannot tell rounding from a fault: {missing}; {count} ({only}), {size}; {why}"
 
 
 def nats(size: float) -> str:

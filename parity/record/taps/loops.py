@@ -57,7 +57,8 @@ class LoopReading:
 
     ids: all of it so far.   width: of its batch so far, pads included.   ends, pads: ids that end
     it, and that stand behind its end while others of the batch go on.   best: the likeliest next
-    id.   is_likeliest: of each id that was chosen.   lost: what came after its beginning could not
+    id.   likeliest: all that are as likely, which code may take as well.   is_likeliest: of each id
+    that was chosen.   lost: what came after its beginning could not
     be followed.
     """
 
@@ -67,6 +68,7 @@ class LoopReading:
     ends: frozenset[int]
     pads: frozenset[int]
     best: int | None = None
+    likeliest: frozenset[int] = frozenset()
     is_likeliest: list[bool] = field(default_factory=list)
     lost: bool = False
 
@@ -83,14 +85,15 @@ class LoopReading:
             if not output.new_ids:
                 output.prompt_ids = self.ids
             output.new_ids = [*output.new_ids, *ids]
-            self.is_likeliest.append(ids[0] == self.best)
+            self.is_likeliest.append(ids[0] in self.likeliest)
         self.lost |= step not in ("choice", "prompt")
         self.ids = [*self.ids, *ids]
         self.update()
 
-    def expect(self, best: int) -> None:
-        """The likeliest next id is known."""
-        self.best = best
+    def expect(self, logits: Any) -> None:
+        """The likeliest next id is known.   logits: [vocabulary]."""
+        self.best = int(logits.argmax())
+        self.likeliest = frozenset((logits == logits[self.best]).nonzero()[:, 0].tolist())
         self.update()
 
     def update(self) -> None:
@@ -297,7 +300,7 @@ def expect_likeliest(readings: Sequence[LoopReading], given: Arguments, logits: 
         return
     for row, reading in enumerate(readings):
         column = last_own_column(given, row, logits.shape[1])
-        reading.expect(int(logits[row, column].argmax()))
+        reading.expect(logits[row, column])
 
 
 def past_of(get: Callable[[str], Any]) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,24 @@ def test_known_biases_lists_those_that_are_here(is_here: bool, monkeypatch: pyte
     one = dataclasses.replace(kernels.BIASES[0], is_here=lambda: is_here)
     monkeypatch.setattr(kernels, "BIASES", (one,))
     assert kernels.known_biases("vllm", "bfloat16") == ((str(one),) if is_here else ())
+
+
+@pytest.mark.parametrize(
+    ("attention", "config", "is_said"),
+    [
+        ("sdpa", {"attn_logit_softcapping": 50.0}, True),
+        (None, {"text_config": {"attn_logit_softcapping": 50.0}}, True),
+        ("eager", {"attn_logit_softcapping": 50.0}, False),
+        ("sdpa", {"attn_logit_softcapping": None}, False),
+    ],
+)
+def test_old_path_defects_are_those_of_its_attention(
+    attention: str | None, config: object, is_said: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = kernels.old_path_defects(str(tmp_path), attention)
+    assert ("attn_logit_softcapping" in "".join(said)) == is_said
+    assert kernels.old_path_defects(str(tmp_path / "gone"), attention) == ()
 
 
 @pytest.mark.usefixtures("forked_python")

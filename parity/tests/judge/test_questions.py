@@ -99,7 +99,8 @@ def test_prompts_that_one_side_alone_asks_for(old: list[list[int]], new: list[li
     ("old", "new", "gap"),
     [
         ([0.5, "a"], [1.0, "a"], 0.5),
-        ([0.004], [0.005], pytest.approx(0.2)),  # of a small number, a part of it
+        ([0.004], [0.005], pytest.approx(0.224, abs=1e-3)),  # of a small number, a part of it
+        ([0.922], [0.77], pytest.approx(1.16, abs=0.01)),  # of a probability, what its logit moved by
         ([100.0], [101.0], pytest.approx(0.00995, abs=1e-5)),  # of a perplexity, too
         ([-100.0], [-101.0], 1.0),  # and of a sum of log-probabilities what it is
         ([-7.5e-05], [-7.75e-05], pytest.approx(2.5e-06)),  # of one of a sure token, too: a step of its logit
@@ -284,9 +285,41 @@ def test_a_shift_is_drift_and_of_a_case_that_passes_latent() -> None:
     assert cause is not None and (cause.name, cause.certainty) == ("model.dtype", "confirmed")
 
 
+def test_weights_that_are_not_the_checkpoints_are_drift_where_rounding_hides_them() -> None:
+    made = group()
+    made.other_weight = "layers.0.mlp.experts.1.up_proj.weight"
+    assert verdict_of(made, ask())[:2] == ("DRIFT", "model.weights")
+    assert verdict_of(made, ask("passing", ("IDENTICAL", None, ())))[:2] == ("LATENT", "model.weights")
+    shifted = group(lambda e: e * 3)
+    shifted.other_weight = made.other_weight
+    name, cause, said = verdict_of(shifted, ask())
+    assert (name, cause) == ("DRIFT", "numeric.shift") and made.other_weight in said
+
+
+def test_what_the_old_path_is_known_to_leave_out_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"attn_logit_softcapping": 50.0}')
+    for decided in (group(lambda e: e * 3), group(rows=2)):
+        made = dataclasses.replace(decided, path=str(tmp_path), backend="hf")
+        made.model = {"dtype": "bfloat16", "attention": "sdpa"}
+        assert "attn_logit_softcapping" in verdict_of(made, ask())[2]
+
+
+def test_numbers_that_all_move_one_way_are_drift_though_each_is_within_rounding() -> None:
+    otherwise = ("DRIFT", Cause("post.other", "likely", "value"), ())
+    draw = np.random.default_rng(0)
+    old = [float(value) for value in -draw.exponential(2, 40) - 0.2]
+    made = group()
+    for far, verdict in ((0.0, "NEAR-TIE"), (0.06, "DRIFT")):
+        new = [value - far + float(draw.normal(0, 0.02)) for value in old]
+        question = ask("floats", otherwise, case([1], value=old), case([1], value=new))
+        made.numbers = [(question.old, question.new)]
+        assert verdict_of(made, question)[0] == verdict
+
+
 def test_too_few_tokens_are_no_verdict_and_say_how_many_are_lacking() -> None:
     verdict, cause, said = verdict_of(group(rows=2), ask())
-    assert (verdict, cause) == ("ERROR", "error") and "cannot tell" in said and "more tokens are needed" in said
+    assert (verdict, cause) == ("ERROR", "error") and "cannot tell" in said
+    assert "more answer tokens, of other rows, decide it" in said
     assert Check((Outcome("s", "c", "vllm", "ERROR"),)).exit_code == 3
     passing = ("IDENTICAL", None, ())
     alone = dataclasses.replace(group(rows=2), steps={})
@@ -399,6 +432,12 @@ class Reads:
     def score_batch(self, items: Any) -> list[Any]:
         self.asked += items
         return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
+
+    def generate_text_batch(self, requests: Any, options: Any, **how: Any) -> list[Any]:
+        return [SimpleNamespace(token_ids=[9] * options["max_new_tokens"]) for _ in requests]
+
+    def tokenizer(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [1 + ord(letter) % 500 for letter in text]}
 
 
 def test_rows_that_only_read_their_prompts_say_why_nothing_is_measured(tmp_path: Path) -> None:

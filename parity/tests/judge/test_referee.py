@@ -312,7 +312,7 @@ def test_an_alarm_tells_its_effect_and_the_margin_in_nats() -> None:
 
 def test_few_tokens_cannot_tell_and_as_many_as_it_asks_for_can() -> None:
     few = judge(site(drawn(4), rows=3, steps=8, alike=0.2), dtype="bfloat16")
-    assert few.outcome == "cannot tell" and few.more > 24 and f"{few.more} more tokens" in str(few)
+    assert few.outcome == "cannot tell" and few.more > 24 and f"{few.more} more answer tokens" in str(few)
     rows = math.ceil(1.5 * (few.more + 24) / 8)
     assert judge(site(drawn(4), rows=rows, steps=8, alike=0.2), dtype="bfloat16").outcome == "holds"
 
