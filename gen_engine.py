@@ -656,7 +656,7 @@ class ModelLoadConfig:
     def __post_init__(self) -> None:
         check_texts(self, "model")
         check_choice(self, "backend", get_args(Backend))
-        if self.dtype == "auto":  # type: ignore[comparison-overlap]  # transformers' name for it
+        if str(self.dtype) == "auto":  # transformers' name for it
             fix = "leave it out: the checkpoint's own dtype is the default, on both backends"
             raise OptionError("ModelLoadConfig.dtype is 'auto'", fix=fix)
         check_choice(self, "dtype", DTYPES, optional=True)
@@ -969,9 +969,10 @@ class TextGenerationRequest:
 
     def __post_init__(self) -> None:
         check_field(self, "prompt", "a string", is_text_or_none)
-        for name in ("messages", "tools"):
-            if getattr(self, name) is not None:
-                check_field(self, name, "a list", is_tuple, tuple_of)
+        if self.messages is not None:
+            set_frozen(self, messages=checked_messages(self.messages))
+        if self.tools is not None:
+            check_field(self, "tools", "a list", is_tuple, tuple_of)
         if self.prompt_token_ids is not None:
             ids = checked_ids("TextGenerationRequest.prompt_token_ids", self.prompt_token_ids)
             set_frozen(self, prompt_token_ids=ids)
@@ -984,9 +985,8 @@ class TextGenerationRequest:
         if len(forms) != 1:
             fix = "give one of messages, prompt, prompt_token_ids"
             raise RequestError(f"{' and '.join(forms) or 'none of them'} given", fix=fix)
-        if self.messages is not None:
-            set_frozen(self, messages=checked_messages(self.messages))
-        elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
+        acts_on_messages = self.tools or self.continue_final or self.chat != ChatTemplateOptions()
+        if self.messages is None and acts_on_messages:
             problem = f"tools, continue_final and chat act on messages, not on {forms[0]}"
             raise RequestError(problem, fix="drop them")
 
