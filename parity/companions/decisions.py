@@ -533,7 +533,7 @@ def hf_reads(backend: Any, reads: Sequence[Read]) -> list[Values]:
     found: dict[int, Values] = {}
     for places in groups.values():
         own = [reads[place] for place in places]
-        if prefix := shared_prefix(own, backend.checkpoint):
+        if prefix := shared_prefix(own):
             found.update(zip(places, shared_reads(backend, own, prefix)))
     rest = [place for place in range(len(reads)) if place not in found]
     if rest:
@@ -541,33 +541,24 @@ def hf_reads(backend: Any, reads: Sequence[Read]) -> list[Values]:
     return [found[place] for place in range(len(reads))]
 
 
-def shared_prefix(reads: Sequence[Read], checkpoint: ge.Checkpoint) -> Ids:
+def shared_prefix(reads: Sequence[Read]) -> Ids:
     """The ids that the reads of one request begin with; none where sharing them saves little, or
-    where an image stands behind them."""
-    has_images = bool(reads[0].prompt.images)
-    if len(reads) == 1 or (has_images and ge.installed("transformers<5")):
-        return ()  # transformers 4.57 places text behind images by an argument of `generate`
+    where they hold images, behind which text has positions of its own."""
+    if len(reads) == 1 or reads[0].prompt.images:
+        return ()
     rows = [read.prompt.token_ids for read in reads]
     most = min(map(len, rows)) - 1  # each row has a token of its own
     same = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows))
     prefix = rows[0][: min(most, len(list(same)))]
-    images = sum(token_id in checkpoint.placeholder_ids for token_id in prefix)
-    if images < len(reads[0].prompt.images):
-        return ()
-    saved = (len(reads) - 1) * shared_length(reads[0].prompt, prefix)
+    saved = (len(reads) - 1) * len(prefix)
     return prefix if saved >= SHARED_TOKENS else ()
-
-
-def shared_length(prompt: ge.Prompt, prefix: Ids) -> int:
-    """Tokens of a prefix that holds all images of its prompt, with those of the images."""
-    return prompt.length - (len(prompt.token_ids) - len(prefix))
 
 
 def shared_reads(backend: Any, reads: Sequence[Read], prefix: Ids) -> list[Values]:
     """Read the prefix of one request once, and over its cache the rest of each read. Where memory
     runs out, whole prompts are read, in batches that are halved."""
     first = reads[0].prompt
-    length = shared_length(first, prefix)
+    length = len(prefix)
     shared = dataclasses.replace(first, token_ids=prefix, length=length)
     stack_rows = max(1, backend.budget // first.length)
     previous = backend.adapter

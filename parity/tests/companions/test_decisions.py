@@ -181,16 +181,12 @@ def drawn(colour: str, shape: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [image, text]}]}
 
 
-def test_images_are_read_alike_on_both_and_share_their_prefix(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_read_alike_on_both(shared: Load) -> None:
     requests = [drawn("red", "circle"), drawn("blue", "square"), CAPITAL]
     questions = [ASKED, {**ASKED, "instructions": "What colour is it?"}]
     alone = decide(shared(VL, "hf"), requests, questions)
     close_to(decide(shared(VL, "vllm"), requests, questions), alone, 1e-4)
-    monkeypatch.setattr(decisions, "SHARED_TOKENS", 1)
-    seen = count_tokens(shared(VL, "hf"), monkeypatch)
-    close_to(decide(shared(VL, "hf"), requests, questions), alone, 1e-4)
-    assert len(seen) == 2 * len(requests)
-    with pytest.raises(UnsupportedError, match="sees no images"):
+    with pytest.raises(UnsupportedError, match="this checkpoint is text-only"):
         decide(shared(TEXT, "hf"), [drawn("red", "circle")], questions)
 
 

@@ -228,7 +228,10 @@ SWITCHES = {
     ModelLoadConfig: ("trust_remote_code", "logits_hooks", "progress"),
     TextGenerationRequest: ("continue_final",),
 }
-LEAST: dict[type[Any], dict[str, Any]] = {ModelLoadConfig: {"model": "m"}, TextGenerationRequest: {"messages": []}}
+LEAST: dict[type[Any], dict[str, Any]] = {
+    ModelLoadConfig: {"model": "m"},
+    TextGenerationRequest: {"messages": [{"role": "user", "content": "x"}]},
+}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SWITCHES.items() for name in names])
