@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_holds_every_file_of_every_room_that_a_user_needs(installed: Path) -> None:
-    kept = ("*.py", "page.html", "page.css", "versions.json")
+    kept = ("*.py", "page.html", "page.css", "versions.json", "skill.md")
     developers = ("tests", "proof")
     ours = {path.relative_to(ROOT) for kind in kept for path in (ROOT / "parity").rglob(kind)}
     theirs = {path.relative_to(installed) for path in (installed / "parity").rglob("*") if path.is_file()}
