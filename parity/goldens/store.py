@@ -557,6 +557,7 @@ OF_TEXTS = ("moved", "arguments", "old_arguments")  # settings whose values are 
 LOAD_FIELDS = (  # of the engine's ModelLoadConfig
     "model", "backend", "dtype", "device", "attn_implementation", "trust_remote_code", "revision", "max_model_len",
     "max_batch_tokens", "max_batch_size", "adapters", "logits_hooks", "decoder", "cache", "fallback_backend",
+    "logprobs_mode",
     "progress", "hf_kwargs", "vllm_kwargs",
 )  # fmt: skip
 BACKENDS = ("hf", "vllm")
