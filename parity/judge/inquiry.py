@@ -2,7 +2,7 @@
 
     inquiry.forced()                 the golden's ids are forced
     inquiry.run({}, {ALONE})         each request by itself;  {UNCACHED}: nothing from a cache
-    inquiry.put_back(...)            one setting, or one input, as it was
+    inquiry.by_put_back()            one setting, or one input, as it was
 
 A run takes place once, for all that ask for it. What it restores it proves: "the old ids come
 back" is said of the call in which they differ first.

@@ -131,11 +131,6 @@ def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     return found
 
 
-def decoded_texts(row: Row) -> list[str | None]:
-    """Of each time; None where a text was not seen."""
-    return [how.get("text") for how in decodes_of(row)]
-
-
 def backends_of(*rows: Row) -> set[Any]:
     return {model_in(row).get("backend") for row in rows}
 

@@ -44,10 +44,8 @@ Said = Callable[..., tuple[int, str]]
 
 
 def command(begin: str) -> str:
-    """The document's command that begins so."""
-    found: str
-    [found] = [line for line in COMMANDS if line.startswith(begin)]
-    return found
+    """The document's first command that begins so."""
+    return next(line for line in COMMANDS if line.startswith(begin))
 
 
 @pytest.fixture(autouse=True)

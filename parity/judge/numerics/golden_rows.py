@@ -10,7 +10,7 @@ from parity.goldens.verdict import equal
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, stored_pictures
-from parity.judge.row import Row, adapters_in, backends_of, placeholders_in
+from parity.judge.row import Row, backends_of, placeholders_in
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
 
@@ -87,32 +87,3 @@ def has_logits_of_its_logprobs(engine: Any, rows: Sequence[Row], store: Store) -
         if not equal(list(scored.logprobs), expected):
             return False
     return True
-
-
-def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
-    """How far the log-probabilities of the golden's tokens are apart between rows side by side and
-    each alone, nats; rows leave and join as they did. Raises GoldenError where rows went through
-    adapters, whose names it does not hold."""
-    for row in rows:
-        if adapters_in(row):
-            raise GoldenError("rows went through adapters")
-    has_images = any(row.get("images") for row in rows)
-    generate = engine.generate_vlm_batch if has_images else engine.generate_text_batch
-
-    def read(some: Sequence[Row]) -> list[float]:
-        ids = [row["output_ids"] for row in some]
-        longest = max(map(len, ids))
-        how = {"replay": ids, "max_new_tokens": longest, "stop": {"ignore_eos": True}}
-        requests = [engine_request(row, store) for row in some]
-        logprobs: list[float] = []
-        for answer in generate(requests, how, cache=False):
-            logprobs += answer.logprobs
-        return logprobs
-
-    answered = [row for row in rows if row["output_ids"]]
-    alone: list[float] = []
-    for row in answered:
-        alone += read([row])
-    together = read(answered)
-    gaps = [abs(a - b) for a, b in zip(together, alone, strict=True)]
-    return max(gaps, default=0.0)

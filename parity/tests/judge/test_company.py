@@ -387,7 +387,8 @@ def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypat
 
     class Engine:
         backend, checkpoint = SimpleNamespace(name="hf"), SimpleNamespace(window=None)
-        score_batch, tokenizer = list, staticmethod(lambda text: {"input_ids": []})
+        score_batch: Any = list
+        tokenizer: Any = staticmethod(lambda text: {"input_ids": []})
 
     group = groups.Group("s", "hf", "m", {}, {})
     groups.read_moved(group, Engine(), None)
