@@ -4138,6 +4138,7 @@ FOR_COMPANIONS = (
     "check_ids_field",
     "check_choice",
     "path_under",
+    "holds_images",
     "named_source",
     "adopt_plugins",
     "Checkpoint",

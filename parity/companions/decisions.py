@@ -338,19 +338,9 @@ def as_request(source: Any, checkpoint: ge.Checkpoint) -> Any:
     if request.structured is not None or request.seed is not None:
         problem = "structured and seed are for generating, not for deciding"
         raise ge.RequestError(problem, fix="drop them")
-    if has_images(request):
+    if ge.holds_images(request):
         _ = checkpoint.vision  # or an UnsupportedError
     return request
-
-
-def has_images(request: Any) -> bool:
-    if request.images:
-        return True
-    for message in request.messages or ():
-        for part in message.get("content") or ():
-            if isinstance(part, Mapping) and part["type"] != "text":
-                return True
-    return False
 
 
 # == Labels -> token ids ==

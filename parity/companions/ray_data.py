@@ -254,23 +254,13 @@ def wanted_of_row(row: Mapping[str, Any]) -> Any:
     return forms.read_body(forms.parse_column(BODY, body) if isinstance(body, str) else body)
 
 
-def has_images(request: ge.VlmGenerationRequest) -> bool:
-    if request.images:
-        return True
-    for message in request.messages or ():
-        for part in message.get("content") or ():
-            if isinstance(part, Mapping) and part["type"] != "text":
-                return True
-    return False
-
-
 def requested(row: Mapping[str, Any]) -> Row | ge.GenEngineError:
     """What a row asks for, or why it asks for nothing."""
     try:
         wanted = wanted_of_row(row)
         fields = dict(wanted.request)
         request = ge.build(ge.VlmGenerationRequest, fields)
-        if has_images(request):
+        if ge.holds_images(request):
             return Row(request, wanted)
         fields.pop("images", None)
         return Row(ge.build(ge.TextGenerationRequest, fields), wanted)

@@ -427,12 +427,6 @@ class Feeder:
 # == Requests ==
 
 
-def has_images(request: ge.VlmGenerationRequest) -> bool:
-    contents = [message.get("content") or () for message in request.messages or ()]
-    parts = itertools.chain.from_iterable(c for c in contents if not isinstance(c, str))
-    return bool(request.images) or any(part["type"] != "text" for part in parts)
-
-
 def check_options(options: ge.GenerationOptions) -> None:
     """Raise OptionError for what has no stream."""
     if options.n > 1:
@@ -470,7 +464,7 @@ class Plans:
 
         Its seed is fixed: after memory ran out, a row that begins anew gives the same sample."""
         request = ge.build(ge.VlmGenerationRequest, source)
-        pictures = has_images(request)
+        pictures = ge.holds_images(request)
         if pictures:
             _ = self.engine.checkpoint.vision  # or an UnsupportedError
         prompt = ge.prompt_of(request, plan)

@@ -206,20 +206,8 @@ def assigned_names(body: Sequence[Any]) -> set[str]:
     return found
 
 
-class Uses(cst.CSTVisitor):
-    """How often names are read: targets of assignments do not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        node.value.visit(self)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
-        return False
+class Uses(NamesIn):
+    """Names that are read: targets of assignments do not count."""
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
         return not isinstance(node.target, cst.Name)
@@ -231,9 +219,6 @@ class Uses(cst.CSTVisitor):
 
     def visit_Global(self, node: cst.Global) -> bool:
         return False
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.found.add(node.value)
 
 
 class StopAdder(cst.CSTTransformer):

@@ -4,7 +4,6 @@ that are only read, as code that reads a model's last logits by itself is.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap
 from parity.record.events import Events, Forward, Ids, ModelCall
 from parity.record.patching import Invocation
-from parity.record.taps.gen_engine import Below
+from parity.record.taps.gen_engine import Below, noting_reads
 from parity.record.taps.loops import scored_call, scored_output
-from parity.record.taps.transformers import watched_forward
 
 
 def is_decisions(module: ModuleType) -> bool:
@@ -70,22 +68,11 @@ def read_decisions(engine: Any, reads: Sequence[Any], events: Events) -> ModelCa
 @model_tap
 def tap_decide(listener: Listener, call: Invocation) -> Any:
     """All requests of a call of `decide`."""
-    with listener.inside("engine") as outermost:
-        if not outermost or not listener.in_site():
-            return call.run()
-        engine = call.owner
-        run = call.original
-        if listener.replay:
-            engine = listener.replay.engine(engine)
-            run = functools.partial(listener.replay.score, call.original)
-        mark = listener.mark()
-        running = listener.thread.memory.renew(ReadCall)
-        with watched_forward(listener, engine.model, each=True):
-            decisions = call.run_as(run, engine)
-        with listener.guarded("decisions"):
-            events = listener.events_since(mark)
-            listener.note(read_decisions(engine, running.reads, events))
-    return decisions
+
+    def made(engine: Any, running: Any, events: Events, decisions: Any) -> ModelCall:
+        return read_decisions(engine, running.reads, events)
+
+    return noting_reads(listener, call, ReadCall, made)
 
 
 def tap_reads(listener: Listener, call: Invocation) -> Any:

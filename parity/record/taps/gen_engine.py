@@ -10,7 +10,7 @@ import functools
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -507,22 +507,33 @@ def read_scores(
 @model_tap
 def tap_score(listener: Listener, call: Invocation) -> Any:
     """score_batch of a vendored gen_engine."""
+
+    def made(engine: Any, running: Any, events: Events, scores: Any) -> ModelCall:
+        return read_scores(engine, running.scored, events, scores)
+
+    return noting_reads(listener, call, EngineCall, made)
+
+
+Made = Callable[[Any, Any, Events, Any], ModelCall]  # engine, what ran, events, result -> the call
+
+
+def noting_reads(listener: Listener, call: Invocation, running: type[Any], made: Made) -> Any:
+    """A call of an engine that only reads.   running: of its kind, filled while it runs."""
     with listener.inside("engine") as outermost:
         if not outermost or not listener.in_site():
             return call.run()
         engine = call.owner
-        score = call.original
+        run = call.original
         if listener.replay:
             engine = listener.replay.engine(engine)
-            score = functools.partial(listener.replay.score, call.original)
+            run = functools.partial(listener.replay.score, call.original)
         mark = listener.mark()
-        running = listener.thread.memory.renew(EngineCall)
+        state = listener.thread.memory.renew(running)
         with watched_forward(listener, engine.model, each=True):
-            scores = call.run_as(score, engine)
-        with listener.guarded("scores of gen_engine"):
-            events = listener.events_since(mark)
-            listener.note(read_scores(engine, running.scored, events, scores))
-    return scores
+            result = call.run_as(run, engine)
+        with listener.guarded(f"what {call.original.__name__} reads"):
+            listener.note(made(engine, state, listener.events_since(mark), result))
+    return result
 
 
 def tap_backend(listener: Listener, call: Invocation) -> Any:
