@@ -962,9 +962,11 @@ class Answering:
                 item.error = error
         good = [item for item in items if item.error is None]
         questions = [item.wanted.questions for item in good]
+        left: Iterator[Any] = iter(())
         try:
-            decide = ge.companions.decisions.decide
-            left = iter(decide(self.engine, asked, questions, on_error="return") if good else ())
+            if good:  # a copy without decisions.py has the other lines all the same
+                decide = ge.companions.decisions.decide
+                left = iter(decide(self.engine, asked, questions, on_error="return"))
         except ge.UnsupportedError as error:  # of this backend
             left = itertools.repeat(error)
         for item in good:

@@ -515,6 +515,7 @@ class Coordinator:
     name = "hf"
     model = None
     healthy = staticmethod(contextlib.nullcontext)
+    was_trained = staticmethod(lambda: False)  # the workers' models are out of reach
 
     def __init__(self, ray: Any, verifiers: Staff, drafters: Staff, patience: float) -> None:
         self.ray = ray

@@ -449,8 +449,9 @@ class DraftModel:
         return running
 
     def _prepare(self, rows: Sequence[ge.Row]) -> ElasticBatch:
-        """The first forward, of all ids of the rows. An image is its placeholders."""
-        known = [[*row.ids, *row.watch.ids] for row in rows]
+        """The first forward, of all ids of the rows but the newest, which the cache shall not have:
+        a sliding window could not take it back. An image is its placeholders."""
+        known = [[*row.ids, *row.watch.ids[:-1]] for row in rows]
         longest = max(map(len, known))
         padded = []
         masks = []
@@ -460,7 +461,10 @@ class DraftModel:
             masks.append([0] * pads + [1] * len(ids))
         tensor = functools.partial(torch().tensor, device=self.model.device)
         inputs = {"input_ids": tensor(padded), "attention_mask": tensor(masks)}
-        return ElasticBatch(self.model, inputs)
+        batch = ElasticBatch(self.model, inputs)
+        newest = tensor([row.watch.ids[-1:] for row in rows])
+        batch.append(newest, newest.new_ones(newest.shape))
+        return batch
 
 
 class SpeculativeLoop(JoiningLoop):
