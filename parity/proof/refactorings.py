@@ -331,7 +331,8 @@ def inlined_methods(tree: ast.Module) -> int:
             *lines, last = method.body
             assert isinstance(last, ast.Return) and last.value is not None
             place = body.index(statement)
-            body[place : place + 1] = [*lines, ast.Assign(statement.targets, last.value)]
+            inlined = ast.copy_location(ast.Assign(statement.targets, last.value), statement)
+            body[place : place + 1] = [*lines, inlined]
             kind.body.remove(method)
             count += 1
     return count

@@ -236,6 +236,7 @@ def become(request: Request, files: Sequence[int], client: str, variables: Mappi
     os.environ.update(request.variables)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ or request.program != request.words
     sys.executable = client
+    sys.orig_argv = [client, *request.words]
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()  # or all forks would sample the same

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, Events, Forward, Ids, ModelCall, Output, Params
+from parity.record.events import Event, Events, Forward, ForwardRow, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import (
     NEUTRAL,
@@ -227,6 +227,15 @@ def is_answer_to(
 # == What happened below ==
 
 
+def masked_padding(row: ForwardRow, count: int) -> Fields:
+    """How a row of a batch of `count` rows was padded, by what its mask hides."""
+    pads = max(len(row.whole) - len(row.ids), 0)
+    side = "none"
+    if pads:
+        side = "right" if row.whole[: len(row.ids)] == row.ids else "left"
+    return {"rows": count, "side": side, "pads": pads, "masked": True}
+
+
 class Below:
     """What the library below an engine was seen to do in a call.
 
@@ -252,6 +261,9 @@ class Below:
                 for output in event.outputs:
                     self.batches[tuple(output.prompt_ids)] = output.batch
                     self.computed[self.collapsed(output.prompt_ids)] += 1
+            elif isinstance(event, Forward):  # a stream's answer comes before its call has ended
+                for row in event.rows:
+                    self.batches.setdefault(row.ids, masked_padding(row, len(event.rows)))
 
     def collapsed(self, ids: Sequence[int]) -> Ids:
         return collapsed(ids, self.placeholders)

@@ -160,7 +160,7 @@ def runs_natively(replay: Any, engine: Any, given: Mapping[str, Any]) -> bool:
 
 
 def batch_results(
-    module: Any, engine: Any, requests: Sequence[Any], options: Any, how: Mapping[str, Any]
+    engine: Any, requests: Sequence[Any], options: Any, how: Mapping[str, Any]
 ) -> list[Any]:
     """What the batch verbs give, in order; requests with images and without are two calls."""
     with_images = list[int]()
@@ -168,7 +168,7 @@ def batch_results(
     contracts = sys.modules[type(engine).__module__]
     for place, one in enumerate(requests):
         request = contracts.build(contracts.VlmGenerationRequest, one)
-        if module.has_images(request):
+        if contracts.holds_images(request):
             with_images.append(place)
         else:
             without.append(place)
@@ -192,7 +192,7 @@ def tap_stream(listener: Listener, call: Invocation) -> Any:
     module = sys.modules[call.original.__module__]
     names = ("plugins", "on_error")
     how: dict[str, Any] = {name: given[name] for name in names if name in given}
-    results = batch_results(module, engine, list(given["requests"]), given.get("options"), how)
+    results = batch_results(engine, list(given["requests"]), given.get("options"), how)
     return pieces(module, results)
 
 
@@ -216,7 +216,7 @@ async def submitted(call: Invocation, engine: Any, request: Any) -> Any:
     given = call.arguments
     module = sys.modules[call.original.__module__]
     how = {"plugins": given.get("plugins", ())}
-    [result] = batch_results(module, engine, [request], given.get("options"), how)
+    [result] = batch_results(engine, [request], given.get("options"), how)
     work = module.Work(0, None, None, lambda over: None)
     work.text = result.text
     work.token_ids = result.token_ids

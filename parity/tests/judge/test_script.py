@@ -220,4 +220,7 @@ def test_numerics_of_a_script_on_vllm_are_read_by_vllm(tmp_path: Path, monkeypat
     assert main(["record", *site, *words, "hf"]) == 4
     main(["check", *site, "--numerics", "--json", "check.json", *words, "vllm"])
     [numerics] = json.loads(Path("check.json").read_text())["numerics"]
-    assert (numerics["backend"], numerics["outcome"]) == ("vllm", "cannot tell"), "read, of three tokens"
+    assert numerics["backend"] == "vllm"
+    assert numerics["outcome"] in ("holds", "cannot tell"), (
+        numerics
+    )  # read; whether the made tokens decide, the machine says

@@ -123,4 +123,5 @@ def test_streaming_code_that_was_written_for_hf_is_judged_on_vllm_with_its_hook(
     store = recorded(folder, "vllm")
     right = STREAM.replace("PENALTY", "penalty").replace("BUDGET", "budget")
     (folder / "streams_unhooked.py").write_text(head + right)
-    assert judged(store, "vllm", "streams_unhooked").verdict == "IDENTICAL"
+    outcome = judged(store, "vllm", "streams_unhooked")
+    assert outcome.verdict == "IDENTICAL", outcome

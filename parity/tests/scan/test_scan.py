@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from parity.scan.facts import Facts
@@ -37,7 +39,12 @@ def test_scan_with_a_block_that_cannot_be_analysed_lists_it_and_keeps_the_others
 def test_scan_of_statements_nested_too_deep_names_the_file_and_reads_the_others() -> None:
     branches = "".join(f"elif n == {number}:\n    x = 1\n" for number in range(600))
     deep = f"{LOAD}{CALL}if n == 0:\n    x = 1\n{branches}"
-    found = scan_texts({"deep.py": deep, "good.py": LOAD + CALL})
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own; libraries that a test before has imported raise it
+    try:
+        found = scan_texts({"deep.py": deep, "good.py": LOAD + CALL})
+    finally:
+        sys.setrecursionlimit(limit)
     assert [block.file for block in found.blocks] == ["good.py"]
     [problem] = found.problems
     assert problem.path == "deep.py"
