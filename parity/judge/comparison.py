@@ -102,6 +102,8 @@ class Comparison:
 
     def _compared(self) -> Iterator[Difference]:
         for stage in order.ALL:
+            if self.is_forced and "sampling" in stage.fields:
+                continue  # forced ids are not sampled, whatever the settings
             for difference in self._compared_by(stage):
                 weighed = stage.weigh(difference, self)
                 if weighed is not None:
