@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from parity.environment.kernels import known_biases
 from parity.goldens.store import Store, environment
 from parity.judge.check import check_sites
 from parity.record.observe import Observer, Site, case, load_function
@@ -79,4 +80,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_sorted_batch_is_no_other_order(store: Store, backend: str) -> None:
     found = {o.case: o for o in check_sites(store, backends=(backend,)).outcomes}
     assert found["drawn"].verdict in ("SAME-DISTRIBUTION", "SAME-SETTINGS"), found["drawn"]
-    assert found["half"].verdict in ("TEXT-IDENTICAL", "NEAR-TIE", "IDENTICAL"), found["half"]
+    half = found["half"]
+    if known_biases(backend, "bfloat16"):  # vLLM's kernels do not round here: their shift is found, and no other order
+        assert half.cause is None or half.cause.name.startswith("model."), half
+    else:
+        assert half.verdict in ("TEXT-IDENTICAL", "NEAR-TIE", "IDENTICAL"), half
