@@ -41,7 +41,6 @@ from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
 from parity.judge.numerics.weights import OF_SEVERAL, in_float32
 from parity.judge.replay import ALONE, UNCACHED
 from parity.judge.row import (
-    Pairs,
     Row,
     are_prefixes,
     decodes_of,
@@ -658,7 +657,7 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     new_texts = dict(leaves(inquiry.new.value))
     for path, text in leaves(inquiry.old.value):
         for way in (str, str.strip):
-            pairs = answers_apart(inquiry.pairs, text, way)
+            pairs = answers_apart(inquiry.comparison, text, way)
             if pairs and path in new_texts and new_texts[path] not in {*pairs, text}:
                 said = f"{place_name(path) or 'the value'} is {brief(new_texts[path])}"
                 return named_cause("value", "likely", f"{said}, and no answer is", proof)
@@ -676,11 +675,25 @@ def unasked_rows(inquiry: Inquiry) -> list[Row]:
     return [row for row in left if not any(ids in words(row["prompt_ids"]) for ids in answers)]
 
 
-def answers_apart(pairs: Pairs, text: str, way: Callable[[str], str]) -> set[str]:
+def answers_apart(comparison: Comparison, text: str, way: Callable[[str], str]) -> set[str]:
     """What the new answers are in place of one that is this text."""
     if not text.strip():
         return set()
-    return {way(text_of(new)) for old, new in pairs if way(text_of(old)) == text}
+    found = set()
+    for old, new in comparison.pairs:
+        if text in map(way, possible_texts(comparison, old)):
+            found |= set(map(way, possible_texts(comparison, new)))
+    return found
+
+
+def possible_texts(comparison: Comparison, row: Row) -> set[str]:
+    """What a row's ids became, each time, and what they are with and without special tokens."""
+    texts = {one.get("text") or "" for one in decodes_of(row)}
+    if comparison.tools.decode is not None:
+        texts |= {
+            comparison.tools.decode(row["output_ids"], skips, False) for skips in (True, False)
+        }
+    return texts
 
 
 # == Behind the model ==

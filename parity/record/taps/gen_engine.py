@@ -74,10 +74,15 @@ def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> Fields:
     return found
 
 
+OWN_STEP = "<lambda>"  # the name of a processor that the engine hands down as a function
+
+
 def settings_below(events: Events) -> Fields:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
         if isinstance(event, ModelCall):
+            if OWN_STEP not in event.sampling["processors"]["value"]:
+                return {}  # a decoder has the prompts computed, and does the rest by itself
             # The engine samples by itself, and tells the library neither temperature nor n.
             return values_without(event.sampling, "temperature", "n")
         if isinstance(event, Params):
@@ -106,7 +111,7 @@ def engine_sampling(
     below = settings_below(events)
     processors = names_with_hook(plugins, "logits", "hf_logits_processors")
     # Handed down as functions, which do not say what they are.
-    processors += [name for name in below.pop("processors", ()) if name != "<lambda>"]
+    processors += [name for name in below.pop("processors", ()) if name != OWN_STEP]
     settings["processors"] = by_caller(processors)
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
