@@ -126,7 +126,7 @@ def run_mutants(reach: Reach, parts: Iterator[tuple[str, int]], args: argparse.N
     from parity.proof.mutants.judge import judge
     from parity.proof.mutants.mutation import sample
 
-    mutants = list[tuple[str, Mutant]]()
+    mutants: list[tuple[str, Mutant]] = []
     for part, count in parts:
         files = [one for one in reach.project.sources if (one == ENGINE) == (part == "engine")]
         mutants += [(part, one) for one in sample(reach.project.root, files, count, args.seed)]
