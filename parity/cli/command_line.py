@@ -14,58 +14,61 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import gen_engine
-from parity.bench import bench
-from parity.cli import demo, laws, shell
-from parity.cli.upgrade import commands as upgrading
-from parity.companions import batch_files
-from parity.diff import commands as differing
-from parity.draft import commands as drafting
-from parity.environment import libraries, vendor
+from parity.environment import libraries
 from parity.goldens.safe_text import say
 from parity.goldens.store import GoldenError, SettingsError
-from parity.record import commands as recording
-from parity.record import inventory
-from parity.record import rename as renaming
-from parity.report import answers
-from parity.report import commands as judging
-from parity.rollout import report as rollout
-from parity.rollout import schedule
-from parity.scan import commands as scanning
 
-COMMANDS = (
-    scanning.add_scan,
-    drafting.add_draft,
-    drafting.add_migrate,
-    drafting.add_skill,
-    recording.add_record,
-    judging.add_check,
-    judging.add_explain,
-    judging.add_accept,
-    inventory.add_list,
-    inventory.add_prune,
-    renaming.add_rename,
-    upgrading.add_upgrade,
-    differing.add_diff,
-    answers.add_compare,
-    bench.add_bench,
-    shell.add_generate,
-    batch_files.add_batch,
-    laws.add_laws,
-    rollout.add_trace,
-    schedule.add_schedule,
-    shell.add_doctor,
-    vendor.add_vendor,
-    demo.add_demo,
-)
+# Group -> command -> the function that adds its parser; only the one that is asked for is imported.
+GENERATE = "parity.cli.shell:add_generate"
+BATCH = "parity.companions.batch_files:add_batch"
+DOCTOR = "parity.cli.shell:add_doctor"
+VENDOR = "parity.environment.vendor:add_vendor"
+COMMANDS = {
+    "migrate": {
+        "scan": "parity.scan.commands:add_scan",
+        "record": "parity.record.commands:add_record",
+        "draft": "parity.draft.commands:add_draft",
+        "check": "parity.report.commands:add_check",
+        "explain": "parity.report.commands:add_explain",
+        "accept": "parity.report.commands:add_accept",
+        "migrate": "parity.draft.commands:add_migrate",
+        "skill": "parity.draft.commands:add_skill",
+    },
+    "goldens": {
+        "list": "parity.record.inventory:add_list",
+        "prune": "parity.record.inventory:add_prune",
+        "rename": "parity.record.rename:add_rename",
+        "upgrade": "parity.cli.upgrade.commands:add_upgrade",
+    },
+    "compare": {
+        "diff": "parity.diff.commands:add_diff",
+        "compare": "parity.report.answers:add_compare",
+        "bench": "parity.bench.bench:add_bench",
+    },
+    "engine": {
+        "generate": GENERATE,
+        "batch": BATCH,
+        "vendor": VENDOR,
+        "doctor": DOCTOR,
+        "demo": "parity.cli.demo:add_demo",
+        "laws": "parity.cli.laws:add_laws",
+    },
+    "rollouts": {
+        "trace": "parity.rollout.report:add_trace",
+        "schedule": "parity.rollout.schedule:add_schedule",
+    },
+}
 NEEDED = {  # command -> the libraries without which it can do nothing
     **dict.fromkeys(("check", "explain", "accept", "upgrade", "diff", "bench", "generate", "batch"), libraries.MODEL),
     "demo": libraries.EXTRA,
@@ -78,12 +81,13 @@ QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A console script.   commands: each adds a subcommand whose `run` takes the parsed arguments
-    and returns the exit code.   has_goldens: whether they look into a folder of goldens."""
+    """A console script.   commands: by group and name, what adds a subcommand whose `run` takes the
+    parsed arguments and returns the exit code.   has_goldens: whether they look into a folder of
+    goldens."""
 
     name: str
     about: str
-    commands: Sequence[Callable[[Any], None]]
+    commands: Mapping[str, Mapping[str, str]]
     has_goldens: bool
 
     @property
@@ -100,12 +104,7 @@ ENGINE_ABOUT = """gen_engine from the command line: one answer, a file of reques
 
 `parity` has these and all that proves a migration.
 """
-ENGINE_COMMANDS = (
-    shell.add_doctor,
-    shell.add_generate,
-    batch_files.add_batch,
-    vendor.add_vendor,
-)
+ENGINE_COMMANDS = {"engine": {"doctor": DOCTOR, "generate": GENERATE, "batch": BATCH, "vendor": VENDOR}}
 PROGRAMS = {
     "parity": Program("parity", __doc__, COMMANDS, has_goldens=True),
     "gen-engine": Program("gen-engine", ENGINE_ABOUT, ENGINE_COMMANDS, has_goldens=False),
@@ -113,18 +112,25 @@ PROGRAMS = {
 
 
 class Parsers:
-    """The parser of a command line, and the names of its commands.   users: name -> its parser."""
+    """The parser of a command line.   names: of all commands.   users: name -> its parser, of the
+    one command that a line asks for; else of all."""
 
-    def __init__(self, program: Program = PROGRAMS["parity"]) -> None:
+    def __init__(self, program: Program = PROGRAMS["parity"], words: Sequence[str] = ()) -> None:
         self.program = program
         form = argparse.RawDescriptionHelpFormatter
         self.top = argparse.ArgumentParser(prog=program.started_as, description=program.about, formatter_class=form)
         version = f"{program.name} {gen_engine.__version__}"
         self.top.add_argument("--version", action="version", version=version)
-        users = self.top.add_subparsers(metavar="COMMAND", required=True)
-        for add_command in program.commands:
-            add_command(users)
+        places = {name: where for group in program.commands.values() for name, where in group.items()}
+        self.names = [*places]
+        users = self.top.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+        asked = [word for word in words if word in places][:1]
+        for name in asked or places:
+            load_function(places[name])(users)
         self.users = users.choices
+        helps = {action.dest: action.help or "" for action in users._choices_actions}
+        self.top.usage = f"{program.started_as} [-h] [--version] COMMAND ..."
+        self.top.epilog = commands_in_groups(program.commands, helps)
         if program.has_goldens:
             self.top.add_argument("--goldens", default="golden", metavar="DIR", help="default: golden")
         for name, command in self.users.items():
@@ -152,9 +158,28 @@ class Parsers:
 
     def problem_of(self, word: str) -> str | None:
         """What is wrong with a word that stands for a command; None if it is one, or an option."""
-        if word.startswith("-") or word in self.users:
+        if word.startswith("-") or word in self.names:
             return None
-        return f"there is no command {word!r}; {gen_engine.did_you_mean(word, self.users)}"
+        return f"there is no command {word!r}; {gen_engine.did_you_mean(word, self.names)}"
+
+
+def load_function(place: str) -> Callable[[Any], None]:
+    """The function of "module:name"."""
+    module, _, name = place.partition(":")
+    function: Callable[[Any], None] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def commands_in_groups(groups: Mapping[str, Mapping[str, str]], helps: Mapping[str, str]) -> str:
+    """The list of commands that `--help` shows."""
+    lines = []
+    for group, commands in groups.items():
+        lines.append(f"{group}:")
+        for name in commands:
+            text = textwrap.fill(helps.get(name, ""), 66, subsequent_indent=" " * 14)
+            lines.append(f"  {name:<11} {text}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -171,7 +196,7 @@ def print_error(program: str, error: Exception) -> None:
 
 def run(program: Program, argv: Sequence[str] | None) -> int:
     mine, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    args = Parsers(program).parse(mine)
+    args = Parsers(program, mine).parse(mine)
     if problem := libraries.problem_of(NEEDED.get(args.command_name, ()), libraries.EXTRA):
         print(f"{program.name} {args.command_name}: {problem}", file=sys.stderr)
         return CANNOT

@@ -10,20 +10,18 @@ import sys
 from collections.abc import Sequence
 
 from parity.cli import command_line
-from parity.proof import matrix, power, referee_command, selftest
-from parity.proof.fuzz import hostile
-from parity.proof.mutants import command as mutants
-from parity.proof.real import ground
 
-COMMANDS = (
-    selftest.add_selftest,
-    mutants.add_mutants,
-    ground.add_real,
-    referee_command.add_referee,
-    power.add_power,
-    hostile.add_hostile,
-    matrix.add_matrix,
-)
+COMMANDS = {
+    "proof": {
+        "selftest": "parity.proof.selftest:add_selftest",
+        "mutants": "parity.proof.mutants.command:add_mutants",
+        "real": "parity.proof.real.ground:add_real",
+        "referee": "parity.proof.referee_command:add_referee",
+        "power": "parity.proof.power:add_power",
+        "hostile": "parity.proof.fuzz.hostile:add_hostile",
+        "matrix": "parity.proof.matrix:add_matrix",
+    }
+}
 PROOF = command_line.Program("parity.proof", __doc__, COMMANDS, has_goldens=True)
 
 
