@@ -21,6 +21,7 @@ from parity.draft.roles import (
     code_of,
     constant,
     dotted,
+    is_of_self,
     parse,
 )
 from parity.draft.statements import Statements, is_no_grad
@@ -518,7 +519,7 @@ class ModuleDraft(Statements):
             line = assignment(engine, loaded.node)
             scope.pending.append(cst.SimpleStatementLine([line]))
             scope.engine = engine
-            if isinstance(target, cst.Attribute) and scope.outer is not None:
+            if is_of_self(target) and scope.outer is not None:
                 scope.outer.engine = engine
                 scope.outer.env["self.engine"] = Value(
                     engine, "engine", "tuple", name="self.engine"

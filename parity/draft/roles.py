@@ -109,6 +109,10 @@ def constant(node: cst.BaseExpression | None) -> object:
         return NotImplemented
 
 
+def is_of_self(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Attribute) and dotted(node).startswith("self.")
+
+
 def dotted(node: cst.BaseExpression) -> str:
     """`a.b.c` of names and attributes; "" for anything else."""
     if isinstance(node, cst.Name):

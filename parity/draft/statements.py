@@ -18,6 +18,7 @@ from parity.draft.roles import (
     code_of,
     constant,
     dotted,
+    is_of_self,
     parse,
 )
 
@@ -314,8 +315,10 @@ class Statements(Calls):
         return lines
 
     def engine_target(self, old: cst.BaseExpression, scope: Scope) -> cst.BaseExpression:
-        if isinstance(old, cst.Attribute):
+        if is_of_self(old):
             return cst.Attribute(cst.Name("self"), cst.Name("engine"))
+        if isinstance(old, cst.Attribute):  # what asks whether it is there asks for this name
+            return old
         return cst.Name(self.variable("engine", scope))
 
     def bind_name(self, target: cst.BaseExpression, value: Value, scope: Scope) -> None:
@@ -432,7 +435,7 @@ class Statements(Calls):
             self.bind_name(target, replace(value, node=target), scope)
             self.generated_names.add(name)
             return [one.with_changes(value=node)]
-        keeps_self = isinstance(target, cst.Attribute) and not code_of(node).startswith("self.")
+        keeps_self = is_of_self(target) and not code_of(node).startswith("self.")
         if not isinstance(node, (cst.Name, cst.Attribute)) or keeps_self:
             new = self.engine_target(target, scope)
             if not (keeps_self and scope.find("self.engine") is not None):
@@ -440,7 +443,7 @@ class Statements(Calls):
             node = new
             scope.engine = new
             self.note_loaded(value, new)
-        if isinstance(target, cst.Attribute) and scope.outer is not None:
+        if is_of_self(target) and scope.outer is not None:
             scope.outer.env["self.engine"] = Value(node, "engine", "tuple", name="self.engine")
             scope.outer.engine = node
         self.bind_name(target, replace(value, node=node), scope)
