@@ -46,7 +46,6 @@ import importlib
 import inspect
 import io
 import itertools
-import json
 import logging
 import math
 import operator
@@ -552,6 +551,9 @@ MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
 Backend = Literal["hf", "vllm", "auto"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES = get_args(DType)
+HUB_TOKEN = "run `hf auth login`, or set the environment variable HF_TOKEN instead"
+HUB_CACHE = "set the environment variable HF_HUB_CACHE instead"
+HUB_FOLDER = "download it, and give the directory"
 NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what to do instead
     "dtype": "use the field 'dtype' instead",
     "torch_dtype": "use the field 'dtype' instead",
@@ -584,6 +586,18 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "convert": "leave it out: the model generates",
     "task": "leave it out: the model generates",
     "output_loading_info": "leave it out: missing weights are an error",
+    # What would reach the weights, and not the config, the tokenizer and the processor:
+    "token": HUB_TOKEN,
+    "hf_token": HUB_TOKEN,
+    "use_auth_token": HUB_TOKEN,
+    "cache_dir": HUB_CACHE,
+    "download_dir": HUB_CACHE,
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1 instead",
+    "force_download": HUB_FOLDER,
+    "proxies": "set the environment variable HTTPS_PROXY instead",
+    "subfolder": HUB_FOLDER,
+    "code_revision": "trusted code is that of `revision`; to pin another repository's, "
+    "give a directory that holds it",
 }
 
 
@@ -631,7 +645,8 @@ class ModelLoadConfig:
         the loss of an RL trainer needs it. Default "raw".
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
-        or that would change what a result means (NOT_PASSED), are refused. Default: none."""
+        that would change what a result means, or that say how a hub is read, are refused
+        (NOT_PASSED). Default: none."""
 
     model: str = ""  # which is refused: there is no default
     backend: Backend = "hf"
@@ -1620,15 +1635,30 @@ def check_places(settings: ModelLoadConfig) -> None:
         companions.adapters.check_adapters(settings.adapters)
 
 
-def read_generation_config(settings: ModelLoadConfig) -> Any:
-    """generation_config.json, or None: many checkpoints have none."""
-    read = lazy_import("transformers").GenerationConfig.from_pretrained
+def has_generation_config(settings: ModelLoadConfig) -> bool:
+    """Whether a checkpoint has a generation_config.json. Raises where that cannot be known."""
+    name = "generation_config.json"
+    if os.path.isdir(settings.model):
+        return os.path.lexists(os.path.join(settings.model, name))
+    hub = lazy_import("huggingface_hub")
+    errors = lazy_import("huggingface_hub.errors")
     try:
-        return read(settings.model, revision=settings.revision)
-    except OSError as error:
-        if isinstance(error.__context__, (json.JSONDecodeError, UnicodeDecodeError)):
+        hub.hf_hub_download(settings.model, name, revision=settings.revision)
+    except errors.LocalEntryNotFoundError:  # the hub did not answer, or was not asked
+        if not lazy_import("huggingface_hub.constants").HF_HUB_OFFLINE:
             raise
-        return None
+        return False
+    except errors.EntryNotFoundError:
+        return False
+    return True
+
+
+def read_generation_config(settings: ModelLoadConfig) -> Any:
+    """generation_config.json, or None: many checkpoints have none. One that cannot be read is an
+    error: its EOS ids would be lost."""
+    read = lazy_import("transformers").GenerationConfig.from_pretrained
+    has_one = has_generation_config(settings)
+    return read(settings.model, revision=settings.revision) if has_one else None
 
 
 def context_window(text_config: Any, wanted: int | None) -> int | None:

@@ -20,7 +20,7 @@ from ..conftest import TEXT, open_engine
 PASSED = set(
     """
     enable_return_routed_experts return_sampling_mask served_model_name enable_prompt_embeds
-    tokenizer_mode allowed_local_media_path allowed_media_domains download_dir
+    tokenizer_mode allowed_local_media_path allowed_media_domains
     safetensors_load_strategy safetensors_prefetch_num_threads
     safetensors_prefetch_block_size load_format config_format kv_cache_dtype seed
     cudagraph_capture_sizes max_cudagraph_capture_size ir_op_priority
@@ -45,7 +45,7 @@ PASSED = set(
     max_num_scheduled_tokens long_prefill_token_threshold
     long_prefill_token_threshold_adaptive max_num_seqs max_num_active_seqs
     max_num_queued_reqs max_num_queued_tokens use_fp64_gumbel enable_trace_replay
-    disable_log_stats aggregate_engine_logging code_revision hf_token hf_overrides
+    disable_log_stats aggregate_engine_logging hf_overrides
     model_class_overrides quantization quantization_config allow_deprecated_quantization
     enforce_eager disable_custom_all_reduce enable_shm_tensor_arena language_model_only
     limit_mm_per_prompt enable_mm_embeds interleave_mm_strings media_io_kwargs
