@@ -1533,7 +1533,7 @@ class Checkpoint:
     eos_ids: the tokenizer's, config.json's and generation_config.json's; beside padding nothing
         else is taken from the latter.
     pad_id: of padding, which no model attends to.   dtype: that the model computes in.
-    window: most tokens of prompt and answer; None where the checkpoint names no limit.
+    window: most tokens of prompt and answer; None where nothing names a limit.
     vocabulary: every id is below it. The model's; the tokenizer's where the model names none."""
 
     settings: ModelLoadConfig
@@ -1661,8 +1661,12 @@ def read_generation_config(settings: ModelLoadConfig) -> Any:
     return read(settings.model, revision=settings.revision) if has_one else None
 
 
-def context_window(text_config: Any, wanted: int | None) -> int | None:
-    """Most tokens of prompt and answer. Raises OptionError above the checkpoint's own limit."""
+def context_window(text_config: Any, settings: ModelLoadConfig) -> int | None:
+    """Most tokens of prompt and answer. On vllm the caller's: what else holds there says the loaded
+    engine. Raises OptionError above the checkpoint's own limit."""
+    wanted = settings.max_model_len
+    if settings.backend == "vllm":
+        return wanted
     longest = getattr(text_config, "max_position_embeddings", None)
     if longest and wanted and wanted > longest:
         problem = f"max_model_len {wanted} is above the checkpoint's {longest}"
@@ -1715,7 +1719,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
             eos_ids=eos_ids,
             pad_id=pad_id,
             dtype=settings.dtype or checkpoint_dtype(config, text_config, settings.model),
-            window=context_window(text_config, settings.max_model_len),
+            window=context_window(text_config, settings),
             vocabulary=vocabulary,
         )
 
@@ -1986,25 +1990,22 @@ def prompt_ids(
     return encode(checkpoint, rendered.text, False), rendered.notes
 
 
-def with_other_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose text differs from the first character on."""
-    content = message.get("content")
-    begin = content if isinstance(content, str) else ""
-    return {**message, "content": "b" if begin.startswith("a") else "a"}
-
-
 def head_length(request: TextGenerationRequest, ids: tuple[int, ...], plan: Plan) -> int:
     """How many tokens of a prompt "keep_system" keeps: the BOS, or all that stays as it is when the
-    first message that is not the system's has another text."""
+    first message that is not the system's has another text. A template may trim it: two texts that
+    share no character with each other share none with it in the same place either."""
     if request.messages is None:
         return int(ids[:1] == (plan.checkpoint.tokenizer.bos_token_id,))
-    messages = list(request.messages)
-    roles = [message["role"] for message in messages]
+    roles = [message["role"] for message in request.messages]
     first = next((k for k, role in enumerate(roles) if role not in ("system", "developer")), 0)
-    messages[first] = with_other_text(messages[first])
-    other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
-    pairs = enumerate(zip(ids, other))
-    return next((k for k, (own, changed) in pairs if own != changed), min(len(ids), len(other)))
+    prompts = [ids]
+    for text in ("a", "b"):
+        messages = list(request.messages)
+        messages[first] = {**messages[first], "content": text}
+        other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
+        prompts.append(other)
+    columns = enumerate(zip(*prompts))
+    return next((k for k, at in columns if len(set(at)) > 1), min(map(len, prompts)))
 
 
 def cut_to_window(
@@ -2513,13 +2514,12 @@ def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
-def splits_prompts(config: ModelLoadConfig, window: int | None) -> bool:
-    """Whether the caller's vllm_kwargs have vLLM compute long prompts in parts.
-
-    window: most tokens of a prompt; None where it is not known."""
+def splits_prompts(config: ModelLoadConfig) -> bool:
+    """Whether the caller's vllm_kwargs may have vLLM compute long prompts in parts."""
     most = config.vllm_kwargs.get("max_num_batched_tokens")
     wants = config.vllm_kwargs.get("enable_chunked_prefill")
-    return bool(wants) or (wants is None and most is not None and most < (window or sys.maxsize))
+    window = config.max_model_len or sys.maxsize
+    return bool(wants) or (wants is None and most is not None and most < window)
 
 
 def holds_back_free_ends(asked: Asked) -> bool:
@@ -2602,11 +2602,7 @@ UNSUPPORTED = (
     Refusal(
         "vllm",
         "samples on a CPU where vllm_kwargs let it compute prompts in parts",
-        lambda a: (
-            a.options.temperature
-            and splits_prompts(a.config, a.config.max_model_len)
-            and vllm_is_on_cpu()
-        ),
+        lambda a: a.options.temperature and splits_prompts(a.config) and vllm_is_on_cpu(),
         "drop enable_chunked_prefill and max_num_batched_tokens, or use backend='hf'",
     ),
     Refusal(
@@ -3314,14 +3310,27 @@ def undo_vllm_class_patch(base: Any, vllm_config: Any) -> None:
             kind.__init__ = choosing_init(kind.__init__, vllm_config)
 
 
+ENVIRONMENT = threading.Lock()  # held while the next one changes
+ENVIRONMENT_USERS: dict[str, int] = {}  # variable that was set here -> blocks that want it
+
+
 @contextlib.contextmanager
 def environment(**wanted: str) -> Iterator[None]:
-    """Set variables that are not set, and take them away again."""
-    with contextlib.ExitStack() as stack:
-        for name in wanted.keys() - os.environ.keys():
+    """Set variables that are not set; the last block that wants one takes it away again."""
+    with ENVIRONMENT:
+        own = [name for name in wanted if name in ENVIRONMENT_USERS or name not in os.environ]
+        for name in own:
+            ENVIRONMENT_USERS[name] = ENVIRONMENT_USERS.get(name, 0) + 1
             os.environ[name] = wanted[name]
-            stack.callback(os.environ.pop, name, None)
+    try:
         yield
+    finally:
+        with ENVIRONMENT:
+            for name in own:
+                ENVIRONMENT_USERS[name] -= 1
+                if not ENVIRONMENT_USERS[name]:
+                    del ENVIRONMENT_USERS[name]
+                    os.environ.pop(name, None)
 
 
 # vLLM counts NaNs in logits. It asks anew in each step once any of its engines was closed.
@@ -3369,7 +3378,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
     }
-    if vllm_is_on_cpu() and not splits_prompts(settings, checkpoint.window):
+    if vllm_is_on_cpu() and not splits_prompts(settings):
         # For a prompt in parts vLLM turns the row's generator back; one of a CPU cannot be.
         arguments["enable_chunked_prefill"] = False
     if settings.adapters:
@@ -3502,12 +3511,13 @@ class VllmBackend:
     is_written = False
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
         self.decoder = settings.decoder
         self.corrupt = False  # NaNs are in the KV cache
         check_weights(checkpoint)
         with in_process(first_runner=settings.logits_hooks):
             self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
+        window = self.model.llm_engine.vllm_config.model_config.max_model_len
+        self.checkpoint = dataclasses.replace(checkpoint, window=window)
         groups = lazy_import("vllm.distributed.parallel_state")
         self.grouped = groups.model_parallel_is_initialized()
         self.names = itertools.count()  # of requests
@@ -3703,7 +3713,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         lazy_import("torch")  # where it is missing, say so before the checkpoint is read
         self.config = config
         self.why = why
-        checkpoint = self.checkpoint = read_checkpoint(config)
+        checkpoint = read_checkpoint(config)
         self.tokenizer = checkpoint.tokenizer
         self.processor = checkpoint.processor
         self.fallback_from = fallback_from
@@ -3714,9 +3724,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.cache = config.cache
         self._answers: Any = None
         self._fallback: GenerationEngine | None = None
-        # Making a plan takes longer than an answer from the cache.
-        make = functools.partial(make_plan, checkpoint=checkpoint)
-        self._plan_of = functools.lru_cache(64)(make)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
         self._process = os.getpid()
@@ -3728,6 +3735,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             if config.cache is not None:
                 self._answers = companions.answer_cache.Answers(config, checkpoint)
             self.backend = BACKENDS[config.backend](config, checkpoint)
+        self.checkpoint: Checkpoint = self.backend.checkpoint
+        # Making a plan takes longer than an answer from the cache.
+        make = functools.partial(make_plan, checkpoint=self.checkpoint)
+        self._plan_of = functools.lru_cache(64)(make)
 
     @property
     def model(self) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import gen_engine
 from gen_engine import NOT_PASSED, Asked, GenerationOptions, ModelLoadConfig, OptionError, refusal_of
 
-from ..conftest import TEXT, open_engine
+from ..conftest import TEXT, VL, Load, open_engine
 
 # They choose speed, memory, hardware, numerics or logging. What a result means stays.
 PASSED = set(
@@ -184,6 +184,18 @@ def test_loading_answering_and_closing_leave_the_environment_as_it_was(
         engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
         assert variables() == before
     assert variables() == before
+
+
+def test_an_engine_takes_away_no_variable_that_another_one_wants(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two threads to end took away what the steps of the other one read."""
+    counting = "VLLM_COMPUTE_NANS_IN_LOGITS"
+    monkeypatch.delenv(counting, raising=False)
+    one, other = (shared(model, "vllm").bare(read_only=True) for model in (TEXT, VL))
+    with one:
+        other.__enter__()
+    assert os.environ.get(counting) == "1"
+    other.__exit__(None, None, None)
+    assert counting not in os.environ
 
 
 def test_weights_that_cannot_be_compared_without_accelerate_are_told(
