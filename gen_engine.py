@@ -317,6 +317,16 @@ def abort(engine: Any, internal_ids: list[str]) -> None:
     engine.abort_request(internal_ids, **how)
 
 
+def forked_torch_rng() -> contextlib.AbstractContextManager[None]:
+    """Restore torch's random generators afterwards; those of CUDA where it is in use: reading one
+    would start it."""
+    torch = lazy_import("torch")
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    fork: contextlib.AbstractContextManager[None]
+    fork = torch.random.fork_rng(devices, device_type="cuda")
+    return fork
+
+
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Restore the process's random generators afterwards: loading a model changes them."""
@@ -325,7 +335,7 @@ def rng_untouched() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(python.setstate, python.getstate())
         stack.callback(numpy.set_state, numpy.get_state())
-        stack.enter_context(lazy_import("torch").random.fork_rng())
+        stack.enter_context(forked_torch_rng())
         yield
 
 
@@ -333,10 +343,13 @@ def rng_untouched() -> Iterator[None]:
 def loading_bar(wanted: bool) -> Iterator[None]:
     """Let transformers draw its bar while it reads weights only where ours would be drawn too."""
     bars = lazy_import("transformers.utils.logging")
+    hub = lazy_import("huggingface_hub.utils")
     with contextlib.ExitStack() as stack:
         if bars.is_progress_bar_enabled() and not (wanted and sys.stderr.isatty()):
-            bars.disable_progress_bar()
+            if hub.are_progress_bars_disabled():
+                stack.callback(hub.disable_progress_bars)  # transformers enables the hub's, too
             stack.callback(bars.enable_progress_bar)
+            bars.disable_progress_bar()
         yield
 
 
@@ -2775,6 +2788,19 @@ ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per to
 Run = Mapping[str, list[int]]  # what an image is per token, by name of an ALIGNED input
 
 
+def cat_padded(tensors: Sequence[Any]) -> Any:
+    """Tensors of images behind each other, each padded with zeros to the largest, as processors pad
+    the images of a call. tensors: [of an image, ...]."""
+    torch = lazy_import("torch")
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors))]
+    padded = []
+    for tensor in tensors:
+        missing = [most - own for most, own in zip(shape, tensor.shape[1:])]
+        ends = [end for count in reversed(missing) for end in (0, count)]
+        padded.append(torch.nn.functional.pad(tensor, ends))
+    return torch.cat(padded)
+
+
 def image_inputs(
     prompts: Sequence[Prompt], checkpoint: Checkpoint
 ) -> tuple[list[Run], dict[str, Any]]:
@@ -2789,7 +2815,7 @@ def image_inputs(
             runs.append({name: made.pop(name)[0].tolist() for name in ALIGNED if name in made})
             for name, tensor in made.items():
                 tensors.setdefault(name, []).append(tensor)
-    return runs, {name: lazy_import("torch").cat(parts) for name, parts in tensors.items()}
+    return runs, {name: cat_padded(parts) for name, parts in tensors.items()}
 
 
 def image_columns(
@@ -3199,6 +3225,7 @@ class HfBackend:
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.in_eval_mode())
             # A plugin may call the engine that runs it.
             stack.callback(self.adapt, self.adapter)
             for part in with_rope_offsets(self.model):
@@ -3259,7 +3286,21 @@ class HfBackend:
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
-        return list(companions.scoring.hf_scores(self, pairs, how))
+        with contextlib.nullcontext() if how.grad else self.in_eval_mode():
+            return list(companions.scoring.hf_scores(self, pairs, how))
+
+    @contextlib.contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Answer alike in a training loop: dropout would change answers, and gradient checkpointing
+        leaves out the cache. Each module's mode is put back."""
+        training = [part for part in self.model.modules() if part.training]
+        try:
+            for part in training:
+                part.training = False
+            yield
+        finally:
+            for part in training:
+                part.training = True
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3289,6 +3330,7 @@ def choosing_init(patched: Any, vllm_config: Any) -> Callable[..., None]:
     """vLLM's patched __init__ while vLLM loads a model, else the class's own."""
     original = inspect.getclosurevars(patched).nonlocals["old_init"]
 
+    @functools.wraps(original)
     def init(*args: Any, **named: Any) -> None:
         is_loading = vllm_config.get_current_vllm_config_or_none()
         (patched if is_loading else original)(*args, **named)
@@ -3301,13 +3343,13 @@ def undo_vllm_class_patch(base: Any, vllm_config: Any) -> None:
     model of it would ask for vLLM's config. Let only those ask that are made while there is one.
 
     base: of all transformers models.   vllm_config: the module vllm.config."""
-    base.do_not_compile = True  # unless a model says otherwise itself
     classes = [base]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
         if kind.__init__.__module__ == "vllm.compilation.decorators":
             kind.__init__ = choosing_init(kind.__init__, vllm_config)
+            kind.do_not_compile = True  # which vLLM's __init__ sets, and its __call__ reads
 
 
 ENVIRONMENT = threading.Lock()  # held while the next one changes
@@ -3574,7 +3616,7 @@ class VllmBackend:
             restore_groups(engine.vllm_config)
         try:
             # Python's and numpy's generators vLLM leaves alone.
-            with lazy_import("torch").random.fork_rng(), environment(**COUNTING_NANS):
+            with forked_torch_rng(), environment(**COUNTING_NANS):
                 yield engine
         finally:  # what is left of an interrupted call would make the next one spin
             abort(engine, list(engine.output_processor.request_states))

@@ -512,6 +512,37 @@ def test_loading_leaves_the_global_generators_alone(backend: str) -> None:
         assert random_states() == before
 
 
+def test_loading_and_answering_read_no_generator_of_cuda_that_is_not_in_use(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading one starts CUDA on its device."""
+    torch = importlib.import_module("torch")
+    devices: list[int] = []
+    with monkeypatch.context() as with_two:
+        with_two.setattr(torch.cuda, "get_rng_state", devices.append)
+        with_two.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+        with_two.setattr(torch.cuda, "device_count", lambda: 2)
+        with open_engine(TEXT, backend) as engine:
+            engine.generate_text_batch([COUNT], {"max_new_tokens": 2})
+        assert devices == []
+        with_two.setattr(torch.cuda, "is_initialized", lambda: True)
+        with gen_engine.rng_untouched():
+            assert devices == [0, 1]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_loading_leaves_progress_bars_of_the_hub_as_they_were(wanted: bool) -> None:
+    bars, hub = (importlib.import_module(name) for name in ("transformers.utils.logging", "huggingface_hub.utils"))
+    bars.enable_progress_bar()
+    if not wanted:
+        hub.disable_progress_bars()
+    try:
+        with open_engine(TEXT, "hf"):
+            assert bars.is_progress_bar_enabled() and hub.are_progress_bars_disabled() is not wanted
+    finally:
+        bars.enable_progress_bar()
+
+
 def test_closing_one_engine_frees_it_and_leaves_the_others_working(backend: str, text: GenerationEngine) -> None:
     expected = text.generate_text_batch([COUNT])
     for _ in range(2):
