@@ -1158,6 +1158,31 @@ FORMATS = (
 URL = re.compile(r"data:|(?i:[a-z][a-z0-9+.-]+://)")
 
 
+def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
+    """The path that a message names, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = (
+            "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
+        )
+        raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
+    with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
+        path = Path(root, name).resolve()
+        is_inside = path.is_relative_to(Path(root).resolve())
+    if not is_inside:
+        raise ImageError(f"{short_repr(name)} is outside image_root", fix="move it there")
+    return path
+
+
+def is_path_text(source: Any) -> bool:
+    return isinstance(source, str) and not URL.match(source)
+
+
+def named_source(source: Any, root: str | os.PathLike[str] | None) -> Any:
+    """What a message holds as an image or a video. A text in it may be of whoever wrote the
+    message: the path that it is must lie under `root`. All else is an object of the caller's."""
+    return path_under(root, source) if is_path_text(source) else source
+
+
 def readable(source: Any) -> Any:
     """What PIL can open: the path of a file, or bytes as a stream. Raises ImageError."""
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -1165,7 +1190,8 @@ def readable(source: Any) -> Any:
     if isinstance(source, (str, os.PathLike)):
         if os.path.isfile(source):  # a pipe or a device may never end
             return source
-        raise ImageError(f"there is no file {short_repr(source)}", fix="give the path of an image")
+        name = short_repr(os.fspath(source))
+        raise ImageError(f"there is no file {name}", fix="give the path of an image")
     fix = "give a PIL image, a path, bytes or a data: URL"
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
 
@@ -1203,10 +1229,13 @@ def load_image(
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
     It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
-    a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
-    in VlmPreprocessOptions. Raises ImageError; BackendMissing for a URL without the companion
-    image_urls.py."""
+    a PIL image; without a loader it is refused. root: text that names a file, a path or a file:
+        URL, must lie under it; a pathlib.Path may lie anywhere. Default None: a file: URL is
+        refused. background: as in VlmPreprocessOptions. Raises ImageError; BackendMissing for a URL
+        without the companion image_urls.py."""
     image_module = lazy_import("PIL.Image")
+    if root is not None:
+        source = named_source(source, root)
     if isinstance(source, str) and URL.match(source):
         source = companions.image_urls.open_url(source, loader, root)
     image_module.init()
@@ -1248,28 +1277,6 @@ def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
-    """The path that a message names, which lies under `root`. Raises ImageError."""
-    if root is None:
-        fix = (
-            "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
-        )
-        raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
-    with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
-        path = Path(root, name).resolve()
-        is_inside = path.is_relative_to(Path(root).resolve())
-    if not is_inside:
-        raise ImageError(f"{short_repr(name)} is outside image_root", fix="move it there")
-    return path
-
-
-def named_source(source: Any, root: str | os.PathLike[str] | None) -> Any:
-    """What a message holds as an image or a video. A text in it may be of whoever wrote the
-    message: the path that it is must lie under `root`. All else is an object of the caller's."""
-    is_path = isinstance(source, str) and not URL.match(source)
-    return path_under(root, source) if is_path else source
-
-
 def part_source(part: Mapping[str, Any]) -> Any:
     """The image of a part, or None of a bare one. Raises RequestError for a field that nothing
     reads; None and "auto" mean nothing."""
@@ -1302,7 +1309,7 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
     return template
 
 
-warn_once = functools.cache(log.warning)  # once a process for each kind of template owner
+warn_once = functools.lru_cache(64)(log.warning)  # once for each kind of template owner and name
 
 
 def switches(
@@ -2103,7 +2110,7 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     def read_named(source: Any) -> Any:
         return read(named_source(source, request.image_root))
 
-    loose = list(request.images)
+    loose = [Path(one) if is_path_text(one) else one for one in request.images]
     to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
         if part["type"] == "video":
@@ -2191,13 +2198,21 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
 # == 11. Results: token ids -> text, counts and the reason why it ended ===========================
 
 
+class PluginEnd(NamedTuple):
+    """A row that a plugin, the last id that was forced, or the caller ended: after so many tokens.
+
+    name: stop_reason; None of forced ids; ABORT of the caller."""
+
+    tokens: int
+    name: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a backend returns: ids, perhaps a few past the end, which `finish` finds.
 
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    plugin_end: (tokens, name) of a plugin that ended the row; without a name, of the last id that
-        was forced.
+    plugin_end: where no id, string or length ended the row.
     error: why this row alone has no answer."""
 
     token_ids: tuple[int, ...]
@@ -2205,7 +2220,7 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = None
-    plugin_end: tuple[int, str | None] | None = None
+    plugin_end: PluginEnd | None = None
     error: GenEngineError | None = None
 
 
@@ -2298,7 +2313,7 @@ class RowWatch:
         self.error: GenEngineError | None = None
         self.drafted = 0
         self.matched = 0
-        self.plugin_end: tuple[int, str | None] | None = None
+        self.plugin_end: PluginEnd | None = None
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
@@ -2326,7 +2341,7 @@ class RowWatch:
     def abort(self) -> None:
         """End the row with what it has."""
         self.over = True
-        self.plugin_end = (len(self.ids), ABORT)
+        self.plugin_end = PluginEnd(len(self.ids), ABORT)
 
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
@@ -2380,11 +2395,11 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     if prompt.replay is not None and completion.token_ids != prompt.replay:
         raise no_ending(backend, "did not follow the replay")
     if completion.plugin_end is not None:
-        plugin_count, name = completion.plugin_end
-        if ending is None or ending.count > plugin_count:
+        count, name = completion.plugin_end
+        if ending is None or ending.count > count:
             if name == ABORT:
-                return Ending(plugin_count, "abort", None)
-            ending = Ending(plugin_count, "plugin" if name else "length", name)
+                return Ending(count, "abort", None)
+            ending = Ending(count, "plugin" if name else "length", name)
     if ending is None:
         count = len(completion.token_ids)
         what = f"ended a row after {count} tokens without EOS, stop or length limit"
@@ -2644,14 +2659,22 @@ class Decoder(Protocol):
     """What `load(decoder=...)` takes: another way to decode than one token per row and step, on
     both backends.
 
-    refusals: rows such as UNSUPPORTED's, checked first.
-    ready(config, checkpoint): raise LoadError or OptionError, before the model is read, for what it
-        cannot go with.
-    hf_loop(model, config, checkpoint): a function that makes, from DecodeLoop's arguments, the loop
-        of a call.
-    vllm_arguments(): keywords for vllm.LLM.
-    vllm_run(llm, prompts): a context around the steps of a call, with each Prompt by its internal
-        id; one with a replay answers that."""
+    refusals: rows such as UNSUPPORTED's, checked first; may be left out."""
+
+    refusals: Sequence[Refusal]
+
+    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        """Raise LoadError or OptionError, before the model is read, for what it cannot go with."""
+
+    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Any:
+        """A function that makes, from DecodeLoop's arguments, the loop of a call."""
+
+    def vllm_arguments(self) -> Mapping[str, Any]:
+        """Keywords for vllm.LLM."""
+
+    def vllm_run(self, llm: Any, prompts: Mapping[str, Prompt]) -> Any:
+        """A context around the steps of a call. prompts: by internal id; one with a replay answers
+        that."""
 
 
 def refusals_for(asked: Asked) -> list[Refusal]:
@@ -2982,7 +3005,16 @@ class DecodeLoop:
 
     The last logits processor chooses each row's token, by the row's own generator; a stopping
     criterion gives it to the row, which knows whether it is over. Once a share of the rows is over,
-    the criterion ends the call, and another one continues from the cache of the others.
+    the criterion ends the call, and another one continues from the cache of the others. A batch of
+    three rows, whose answers have 2, 4 and 7 tokens:
+
+        start     rows = batch = [a, b, c]; input_ids [3, longest prompt]
+        generate  step 1: _read the logits, _decide on a token each, push it to its row
+                  step 2: a is over, done(a), rows = [b, c]; its place in the batch runs on
+                  step 4: b is over, done(b), rows = [c]; half or less goes on: the call ends
+        continue  batch = [c]; its row of the cache; input_ids [1, longest prompt + 4]
+        generate  step 7: c is over, done(c), rows = []; the next of `waiting` start
+
     rows: those that are not over.   batch: the rows of the running call, in the order of its
     tensors, those that are over among them.   waiting: those that do not run yet.
     places: how many rows of so many tokens may run at a time."""
@@ -3556,16 +3588,17 @@ class VllmBackend:
         self.decoder = settings.decoder
         self.corrupt = False  # NaNs are in the KV cache
         check_weights(checkpoint)
-        with in_process(first_runner=settings.logits_hooks):
-            self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
-        window = self.model.llm_engine.vllm_config.model_config.max_model_len
-        self.checkpoint = dataclasses.replace(checkpoint, window=window)
-        groups = lazy_import("vllm.distributed.parallel_state")
-        self.grouped = groups.model_parallel_is_initialized()
         self.names = itertools.count()  # of requests
         self.adapters: Mapping[str, Any] = {}
         if settings.adapters:
             self.adapters = companions.adapters.vllm_requests(settings.adapters)
+        groups = lazy_import("vllm.distributed.parallel_state")
+        # Last, for nothing would shut it down where something else failed.
+        with in_process(first_runner=settings.logits_hooks):
+            self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
+        window = self.model.llm_engine.vllm_config.model_config.max_model_len
+        self.checkpoint = dataclasses.replace(checkpoint, window=window)
+        self.grouped = groups.model_parallel_is_initialized()
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -4234,6 +4267,7 @@ FOR_COMPANIONS = (
     "check_ids",
     "check_characters",
     "prompt_of",
+    "PluginEnd",
     "Completion",
     "first_stop",
     "find_ending",

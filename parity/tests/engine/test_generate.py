@@ -613,7 +613,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    do_GET = do_HEAD
+    do_GET = do_HEAD  # noqa: N815
 
     def log_message(self, *_: Any) -> None: ...
 

@@ -14,7 +14,7 @@ import pytest
 import gen_engine
 from gen_engine import NOT_PASSED, Asked, GenerationOptions, ModelLoadConfig, OptionError, refusal_of
 
-from ..conftest import TEXT, VL, Load, open_engine
+from ..conftest import ROOT, TEXT, VL, Load, open_engine
 
 # They choose speed, memory, hardware, numerics or logging. What a result means stays.
 PASSED = set(
@@ -196,6 +196,22 @@ def test_an_engine_takes_away_no_variable_that_another_one_wants(shared: Load, m
     assert os.environ.get(counting) == "1"
     other.__exit__(None, None, None)
     assert counting not in os.environ
+
+
+def test_what_can_fail_fails_before_vllms_engine_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing shut that engine down."""
+
+    def fail(adapters: Any) -> Any:
+        raise ValueError("an adapter")
+
+    def made(**arguments: Any) -> Any:
+        raise AssertionError("it was made")
+
+    monkeypatch.setattr(gen_engine.companions.adapters, "vllm_requests", fail)
+    monkeypatch.setattr(importlib.import_module("vllm"), "LLM", made)
+    adapter = next((ROOT / "golden/models/random-adapters").iterdir())
+    with pytest.raises(gen_engine.LoadError, match="an adapter"):
+        open_engine(TEXT, "vllm", adapters={"one": adapter})
 
 
 def test_weights_that_cannot_be_compared_without_accelerate_are_told(
