@@ -522,6 +522,7 @@ def test_loading_and_answering_read_no_generator_of_cuda_that_is_not_in_use(
         with_two.setattr(torch.cuda, "get_rng_state", devices.append)
         with_two.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
         with_two.setattr(torch.cuda, "device_count", lambda: 2)
+        with_two.setattr(torch.cuda, "is_available", lambda: False)  # vLLM has it asked of device_count
         with open_engine(TEXT, backend) as engine:
             engine.generate_text_batch([COUNT], {"max_new_tokens": 2})
         assert devices == []
