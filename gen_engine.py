@@ -46,7 +46,6 @@ import importlib
 import inspect
 import io
 import itertools
-import json
 import logging
 import math
 import operator
@@ -318,6 +317,16 @@ def abort(engine: Any, internal_ids: list[str]) -> None:
     engine.abort_request(internal_ids, **how)
 
 
+def forked_torch_rng() -> contextlib.AbstractContextManager[None]:
+    """Restore torch's random generators afterwards; those of CUDA where it is in use: reading one
+    would start it."""
+    torch = lazy_import("torch")
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    fork: contextlib.AbstractContextManager[None]
+    fork = torch.random.fork_rng(devices, device_type="cuda")
+    return fork
+
+
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Restore the process's random generators afterwards: loading a model changes them."""
@@ -326,7 +335,7 @@ def rng_untouched() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(python.setstate, python.getstate())
         stack.callback(numpy.set_state, numpy.get_state())
-        stack.enter_context(lazy_import("torch").random.fork_rng())
+        stack.enter_context(forked_torch_rng())
         yield
 
 
@@ -334,10 +343,13 @@ def rng_untouched() -> Iterator[None]:
 def loading_bar(wanted: bool) -> Iterator[None]:
     """Let transformers draw its bar while it reads weights only where ours would be drawn too."""
     bars = lazy_import("transformers.utils.logging")
+    hub = lazy_import("huggingface_hub.utils")
     with contextlib.ExitStack() as stack:
         if bars.is_progress_bar_enabled() and not (wanted and sys.stderr.isatty()):
-            bars.disable_progress_bar()
+            if hub.are_progress_bars_disabled():
+                stack.callback(hub.disable_progress_bars)  # transformers enables the hub's, too
             stack.callback(bars.enable_progress_bar)
+            bars.disable_progress_bar()
         yield
 
 
@@ -552,6 +564,9 @@ MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
 Backend = Literal["hf", "vllm", "auto"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES = get_args(DType)
+HUB_TOKEN = "run `hf auth login`, or set the environment variable HF_TOKEN instead"
+HUB_CACHE = "set the environment variable HF_HUB_CACHE instead"
+HUB_FOLDER = "download it, and give the directory"
 NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what to do instead
     "dtype": "use the field 'dtype' instead",
     "torch_dtype": "use the field 'dtype' instead",
@@ -584,6 +599,18 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "convert": "leave it out: the model generates",
     "task": "leave it out: the model generates",
     "output_loading_info": "leave it out: missing weights are an error",
+    # What would reach the weights, and not the config, the tokenizer and the processor:
+    "token": HUB_TOKEN,
+    "hf_token": HUB_TOKEN,
+    "use_auth_token": HUB_TOKEN,
+    "cache_dir": HUB_CACHE,
+    "download_dir": HUB_CACHE,
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1 instead",
+    "force_download": HUB_FOLDER,
+    "proxies": "set the environment variable HTTPS_PROXY instead",
+    "subfolder": HUB_FOLDER,
+    "code_revision": "trusted code is that of `revision`; to pin another repository's, "
+    "give a directory that holds it",
 }
 
 
@@ -631,7 +658,8 @@ class ModelLoadConfig:
         the loss of an RL trainer needs it. Default "raw".
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
-        or that would change what a result means (NOT_PASSED), are refused. Default: none."""
+        that would change what a result means, or that say how a hub is read, are refused
+        (NOT_PASSED). Default: none."""
 
     model: str = ""  # which is refused: there is no default
     backend: Backend = "hf"
@@ -1130,6 +1158,31 @@ FORMATS = (
 URL = re.compile(r"data:|(?i:[a-z][a-z0-9+.-]+://)")
 
 
+def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
+    """The path that a message names, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = (
+            "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
+        )
+        raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
+    with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
+        path = Path(root, name).resolve()
+        is_inside = path.is_relative_to(Path(root).resolve())
+    if not is_inside:
+        raise ImageError(f"{short_repr(name)} is outside image_root", fix="move it there")
+    return path
+
+
+def is_path_text(source: Any) -> bool:
+    return isinstance(source, str) and not URL.match(source)
+
+
+def named_source(source: Any, root: str | os.PathLike[str] | None) -> Any:
+    """What a message holds as an image or a video. A text in it may be of whoever wrote the
+    message: the path that it is must lie under `root`. All else is an object of the caller's."""
+    return path_under(root, source) if is_path_text(source) else source
+
+
 def readable(source: Any) -> Any:
     """What PIL can open: the path of a file, or bytes as a stream. Raises ImageError."""
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -1137,7 +1190,8 @@ def readable(source: Any) -> Any:
     if isinstance(source, (str, os.PathLike)):
         if os.path.isfile(source):  # a pipe or a device may never end
             return source
-        raise ImageError(f"there is no file {short_repr(source)}", fix="give the path of an image")
+        name = short_repr(os.fspath(source))
+        raise ImageError(f"there is no file {name}", fix="give the path of an image")
     fix = "give a PIL image, a path, bytes or a data: URL"
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
 
@@ -1175,10 +1229,13 @@ def load_image(
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
     It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
-    a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
-    in VlmPreprocessOptions. Raises ImageError; BackendMissing for a URL without the companion
-    image_urls.py."""
+    a PIL image; without a loader it is refused. root: text that names a file, a path or a file:
+        URL, must lie under it; a pathlib.Path may lie anywhere. Default None: a file: URL is
+        refused. background: as in VlmPreprocessOptions. Raises ImageError; BackendMissing for a URL
+        without the companion image_urls.py."""
     image_module = lazy_import("PIL.Image")
+    if root is not None:
+        source = named_source(source, root)
     if isinstance(source, str) and URL.match(source):
         source = companions.image_urls.open_url(source, loader, root)
     image_module.init()
@@ -1220,28 +1277,6 @@ def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
-    """The path that a message names, which lies under `root`. Raises ImageError."""
-    if root is None:
-        fix = (
-            "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
-        )
-        raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
-    with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
-        path = Path(root, name).resolve()
-        is_inside = path.is_relative_to(Path(root).resolve())
-    if not is_inside:
-        raise ImageError(f"{short_repr(name)} is outside image_root", fix="move it there")
-    return path
-
-
-def named_source(source: Any, root: str | os.PathLike[str] | None) -> Any:
-    """What a message holds as an image or a video. A text in it may be of whoever wrote the
-    message: the path that it is must lie under `root`. All else is an object of the caller's."""
-    is_path = isinstance(source, str) and not URL.match(source)
-    return path_under(root, source) if is_path else source
-
-
 def part_source(part: Mapping[str, Any]) -> Any:
     """The image of a part, or None of a bare one. Raises RequestError for a field that nothing
     reads; None and "auto" mean nothing."""
@@ -1274,7 +1309,7 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
     return template
 
 
-warn_once = functools.cache(log.warning)  # once a process for each kind of template owner
+warn_once = functools.lru_cache(64)(log.warning)  # once for each kind of template owner and name
 
 
 def switches(
@@ -1518,7 +1553,7 @@ class Checkpoint:
     eos_ids: the tokenizer's, config.json's and generation_config.json's; beside padding nothing
         else is taken from the latter.
     pad_id: of padding, which no model attends to.   dtype: that the model computes in.
-    window: most tokens of prompt and answer; None where the checkpoint names no limit.
+    window: most tokens of prompt and answer; None where nothing names a limit.
     vocabulary: every id is below it. The model's; the tokenizer's where the model names none."""
 
     settings: ModelLoadConfig
@@ -1620,19 +1655,38 @@ def check_places(settings: ModelLoadConfig) -> None:
         companions.adapters.check_adapters(settings.adapters)
 
 
-def read_generation_config(settings: ModelLoadConfig) -> Any:
-    """generation_config.json, or None: many checkpoints have none."""
-    read = lazy_import("transformers").GenerationConfig.from_pretrained
+def has_generation_config(settings: ModelLoadConfig) -> bool:
+    """Whether a checkpoint has a generation_config.json. Raises where that cannot be known."""
+    name = "generation_config.json"
+    if os.path.isdir(settings.model):
+        return os.path.lexists(os.path.join(settings.model, name))
+    hub = lazy_import("huggingface_hub")
+    errors = lazy_import("huggingface_hub.errors")
     try:
-        return read(settings.model, revision=settings.revision)
-    except OSError as error:
-        if isinstance(error.__context__, (json.JSONDecodeError, UnicodeDecodeError)):
+        hub.hf_hub_download(settings.model, name, revision=settings.revision)
+    except errors.LocalEntryNotFoundError:  # the hub did not answer, or was not asked
+        if not lazy_import("huggingface_hub.constants").HF_HUB_OFFLINE:
             raise
-        return None
+        return False
+    except errors.EntryNotFoundError:
+        return False
+    return True
 
 
-def context_window(text_config: Any, wanted: int | None) -> int | None:
-    """Most tokens of prompt and answer. Raises OptionError above the checkpoint's own limit."""
+def read_generation_config(settings: ModelLoadConfig) -> Any:
+    """generation_config.json, or None: many checkpoints have none. One that cannot be read is an
+    error: its EOS ids would be lost."""
+    read = lazy_import("transformers").GenerationConfig.from_pretrained
+    has_one = has_generation_config(settings)
+    return read(settings.model, revision=settings.revision) if has_one else None
+
+
+def context_window(text_config: Any, settings: ModelLoadConfig) -> int | None:
+    """Most tokens of prompt and answer. On vllm the caller's: what else holds there says the loaded
+    engine. Raises OptionError above the checkpoint's own limit."""
+    wanted = settings.max_model_len
+    if settings.backend == "vllm":
+        return wanted
     longest = getattr(text_config, "max_position_embeddings", None)
     if longest and wanted and wanted > longest:
         problem = f"max_model_len {wanted} is above the checkpoint's {longest}"
@@ -1685,7 +1739,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
             eos_ids=eos_ids,
             pad_id=pad_id,
             dtype=settings.dtype or checkpoint_dtype(config, text_config, settings.model),
-            window=context_window(text_config, settings.max_model_len),
+            window=context_window(text_config, settings),
             vocabulary=vocabulary,
         )
 
@@ -1956,25 +2010,22 @@ def prompt_ids(
     return encode(checkpoint, rendered.text, False), rendered.notes
 
 
-def with_other_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose text differs from the first character on."""
-    content = message.get("content")
-    begin = content if isinstance(content, str) else ""
-    return {**message, "content": "b" if begin.startswith("a") else "a"}
-
-
 def head_length(request: TextGenerationRequest, ids: tuple[int, ...], plan: Plan) -> int:
     """How many tokens of a prompt "keep_system" keeps: the BOS, or all that stays as it is when the
-    first message that is not the system's has another text."""
+    first message that is not the system's has another text. A template may trim it: two texts that
+    share no character with each other share none with it in the same place either."""
     if request.messages is None:
         return int(ids[:1] == (plan.checkpoint.tokenizer.bos_token_id,))
-    messages = list(request.messages)
-    roles = [message["role"] for message in messages]
+    roles = [message["role"] for message in request.messages]
     first = next((k for k, role in enumerate(roles) if role not in ("system", "developer")), 0)
-    messages[first] = with_other_text(messages[first])
-    other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
-    pairs = enumerate(zip(ids, other))
-    return next((k for k, (own, changed) in pairs if own != changed), min(len(ids), len(other)))
+    prompts = [ids]
+    for text in ("a", "b"):
+        messages = list(request.messages)
+        messages[first] = {**messages[first], "content": text}
+        other, _ = prompt_ids(dataclasses.replace(request, messages=tuple(messages)), plan)
+        prompts.append(other)
+    columns = enumerate(zip(*prompts))
+    return next((k for k, at in columns if len(set(at)) > 1), min(map(len, prompts)))
 
 
 def cut_to_window(
@@ -2059,7 +2110,7 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     def read_named(source: Any) -> Any:
         return read(named_source(source, request.image_root))
 
-    loose = list(request.images)
+    loose = [Path(one) if is_path_text(one) else one for one in request.images]
     to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
         if part["type"] == "video":
@@ -2147,13 +2198,21 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
 # == 11. Results: token ids -> text, counts and the reason why it ended ===========================
 
 
+class PluginEnd(NamedTuple):
+    """A row that a plugin, the last id that was forced, or the caller ended: after so many tokens.
+
+    name: stop_reason; None of forced ids; ABORT of the caller."""
+
+    tokens: int
+    name: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a backend returns: ids, perhaps a few past the end, which `finish` finds.
 
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    plugin_end: (tokens, name) of a plugin that ended the row; without a name, of the last id that
-        was forced.
+    plugin_end: where no id, string or length ended the row.
     error: why this row alone has no answer."""
 
     token_ids: tuple[int, ...]
@@ -2161,7 +2220,7 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = None
-    plugin_end: tuple[int, str | None] | None = None
+    plugin_end: PluginEnd | None = None
     error: GenEngineError | None = None
 
 
@@ -2254,7 +2313,7 @@ class RowWatch:
         self.error: GenEngineError | None = None
         self.drafted = 0
         self.matched = 0
-        self.plugin_end: tuple[int, str | None] | None = None
+        self.plugin_end: PluginEnd | None = None
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
@@ -2282,7 +2341,7 @@ class RowWatch:
     def abort(self) -> None:
         """End the row with what it has."""
         self.over = True
-        self.plugin_end = (len(self.ids), ABORT)
+        self.plugin_end = PluginEnd(len(self.ids), ABORT)
 
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
@@ -2336,11 +2395,11 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     if prompt.replay is not None and completion.token_ids != prompt.replay:
         raise no_ending(backend, "did not follow the replay")
     if completion.plugin_end is not None:
-        plugin_count, name = completion.plugin_end
-        if ending is None or ending.count > plugin_count:
+        count, name = completion.plugin_end
+        if ending is None or ending.count > count:
             if name == ABORT:
-                return Ending(plugin_count, "abort", None)
-            ending = Ending(plugin_count, "plugin" if name else "length", name)
+                return Ending(count, "abort", None)
+            ending = Ending(count, "plugin" if name else "length", name)
     if ending is None:
         count = len(completion.token_ids)
         what = f"ended a row after {count} tokens without EOS, stop or length limit"
@@ -2483,13 +2542,12 @@ def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
-def splits_prompts(config: ModelLoadConfig, window: int | None) -> bool:
-    """Whether the caller's vllm_kwargs have vLLM compute long prompts in parts.
-
-    window: most tokens of a prompt; None where it is not known."""
+def splits_prompts(config: ModelLoadConfig) -> bool:
+    """Whether the caller's vllm_kwargs may have vLLM compute long prompts in parts."""
     most = config.vllm_kwargs.get("max_num_batched_tokens")
     wants = config.vllm_kwargs.get("enable_chunked_prefill")
-    return bool(wants) or (wants is None and most is not None and most < (window or sys.maxsize))
+    window = config.max_model_len or sys.maxsize
+    return bool(wants) or (wants is None and most is not None and most < window)
 
 
 def holds_back_free_ends(asked: Asked) -> bool:
@@ -2572,11 +2630,7 @@ UNSUPPORTED = (
     Refusal(
         "vllm",
         "samples on a CPU where vllm_kwargs let it compute prompts in parts",
-        lambda a: (
-            a.options.temperature
-            and splits_prompts(a.config, a.config.max_model_len)
-            and vllm_is_on_cpu()
-        ),
+        lambda a: a.options.temperature and splits_prompts(a.config) and vllm_is_on_cpu(),
         "drop enable_chunked_prefill and max_num_batched_tokens, or use backend='hf'",
     ),
     Refusal(
@@ -2605,14 +2659,22 @@ class Decoder(Protocol):
     """What `load(decoder=...)` takes: another way to decode than one token per row and step, on
     both backends.
 
-    refusals: rows such as UNSUPPORTED's, checked first.
-    ready(config, checkpoint): raise LoadError or OptionError, before the model is read, for what it
-        cannot go with.
-    hf_loop(model, config, checkpoint): a function that makes, from DecodeLoop's arguments, the loop
-        of a call.
-    vllm_arguments(): keywords for vllm.LLM.
-    vllm_run(llm, prompts): a context around the steps of a call, with each Prompt by its internal
-        id; one with a replay answers that."""
+    refusals: rows such as UNSUPPORTED's, checked first; may be left out."""
+
+    refusals: Sequence[Refusal]
+
+    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        """Raise LoadError or OptionError, before the model is read, for what it cannot go with."""
+
+    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Any:
+        """A function that makes, from DecodeLoop's arguments, the loop of a call."""
+
+    def vllm_arguments(self) -> Mapping[str, Any]:
+        """Keywords for vllm.LLM."""
+
+    def vllm_run(self, llm: Any, prompts: Mapping[str, Prompt]) -> Any:
+        """A context around the steps of a call. prompts: by internal id; one with a replay answers
+        that."""
 
 
 def refusals_for(asked: Asked) -> list[Refusal]:
@@ -2749,6 +2811,19 @@ ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per to
 Run = Mapping[str, list[int]]  # what an image is per token, by name of an ALIGNED input
 
 
+def cat_padded(tensors: Sequence[Any]) -> Any:
+    """Tensors of images behind each other, each padded with zeros to the largest, as processors pad
+    the images of a call. tensors: [of an image, ...]."""
+    torch = lazy_import("torch")
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors))]
+    padded = []
+    for tensor in tensors:
+        missing = [most - own for most, own in zip(shape, tensor.shape[1:])]
+        ends = [end for count in reversed(missing) for end in (0, count)]
+        padded.append(torch.nn.functional.pad(tensor, ends))
+    return torch.cat(padded)
+
+
 def image_inputs(
     prompts: Sequence[Prompt], checkpoint: Checkpoint
 ) -> tuple[list[Run], dict[str, Any]]:
@@ -2763,7 +2838,7 @@ def image_inputs(
             runs.append({name: made.pop(name)[0].tolist() for name in ALIGNED if name in made})
             for name, tensor in made.items():
                 tensors.setdefault(name, []).append(tensor)
-    return runs, {name: lazy_import("torch").cat(parts) for name, parts in tensors.items()}
+    return runs, {name: cat_padded(parts) for name, parts in tensors.items()}
 
 
 def image_columns(
@@ -2930,7 +3005,16 @@ class DecodeLoop:
 
     The last logits processor chooses each row's token, by the row's own generator; a stopping
     criterion gives it to the row, which knows whether it is over. Once a share of the rows is over,
-    the criterion ends the call, and another one continues from the cache of the others.
+    the criterion ends the call, and another one continues from the cache of the others. A batch of
+    three rows, whose answers have 2, 4 and 7 tokens:
+
+        start     rows = batch = [a, b, c]; input_ids [3, longest prompt]
+        generate  step 1: _read the logits, _decide on a token each, push it to its row
+                  step 2: a is over, done(a), rows = [b, c]; its place in the batch runs on
+                  step 4: b is over, done(b), rows = [c]; half or less goes on: the call ends
+        continue  batch = [c]; its row of the cache; input_ids [1, longest prompt + 4]
+        generate  step 7: c is over, done(c), rows = []; the next of `waiting` start
+
     rows: those that are not over.   batch: the rows of the running call, in the order of its
     tensors, those that are over among them.   waiting: those that do not run yet.
     places: how many rows of so many tokens may run at a time."""
@@ -3173,6 +3257,7 @@ class HfBackend:
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.in_eval_mode())
             # A plugin may call the engine that runs it.
             stack.callback(self.adapt, self.adapter)
             for part in with_rope_offsets(self.model):
@@ -3233,7 +3318,21 @@ class HfBackend:
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
-        return list(companions.scoring.hf_scores(self, pairs, how))
+        with contextlib.nullcontext() if how.grad else self.in_eval_mode():
+            return list(companions.scoring.hf_scores(self, pairs, how))
+
+    @contextlib.contextmanager
+    def in_eval_mode(self) -> Iterator[None]:
+        """Answer alike in a training loop: dropout would change answers, and gradient checkpointing
+        leaves out the cache. Each module's mode is put back."""
+        training = [part for part in self.model.modules() if part.training]
+        try:
+            for part in training:
+                part.training = False
+            yield
+        finally:
+            for part in training:
+                part.training = True
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3263,6 +3362,7 @@ def choosing_init(patched: Any, vllm_config: Any) -> Callable[..., None]:
     """vLLM's patched __init__ while vLLM loads a model, else the class's own."""
     original = inspect.getclosurevars(patched).nonlocals["old_init"]
 
+    @functools.wraps(original)
     def init(*args: Any, **named: Any) -> None:
         is_loading = vllm_config.get_current_vllm_config_or_none()
         (patched if is_loading else original)(*args, **named)
@@ -3275,23 +3375,36 @@ def undo_vllm_class_patch(base: Any, vllm_config: Any) -> None:
     model of it would ask for vLLM's config. Let only those ask that are made while there is one.
 
     base: of all transformers models.   vllm_config: the module vllm.config."""
-    base.do_not_compile = True  # unless a model says otherwise itself
     classes = [base]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
         if kind.__init__.__module__ == "vllm.compilation.decorators":
             kind.__init__ = choosing_init(kind.__init__, vllm_config)
+            kind.do_not_compile = True  # which vLLM's __init__ sets, and its __call__ reads
+
+
+ENVIRONMENT = threading.Lock()  # held while the next one changes
+ENVIRONMENT_USERS: dict[str, int] = {}  # variable that was set here -> blocks that want it
 
 
 @contextlib.contextmanager
 def environment(**wanted: str) -> Iterator[None]:
-    """Set variables that are not set, and take them away again."""
-    with contextlib.ExitStack() as stack:
-        for name in wanted.keys() - os.environ.keys():
+    """Set variables that are not set; the last block that wants one takes it away again."""
+    with ENVIRONMENT:
+        own = [name for name in wanted if name in ENVIRONMENT_USERS or name not in os.environ]
+        for name in own:
+            ENVIRONMENT_USERS[name] = ENVIRONMENT_USERS.get(name, 0) + 1
             os.environ[name] = wanted[name]
-            stack.callback(os.environ.pop, name, None)
+    try:
         yield
+    finally:
+        with ENVIRONMENT:
+            for name in own:
+                ENVIRONMENT_USERS[name] -= 1
+                if not ENVIRONMENT_USERS[name]:
+                    del ENVIRONMENT_USERS[name]
+                    os.environ.pop(name, None)
 
 
 # vLLM counts NaNs in logits. It asks anew in each step once any of its engines was closed.
@@ -3339,7 +3452,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
     }
-    if vllm_is_on_cpu() and not splits_prompts(settings, checkpoint.window):
+    if vllm_is_on_cpu() and not splits_prompts(settings):
         # For a prompt in parts vLLM turns the row's generator back; one of a CPU cannot be.
         arguments["enable_chunked_prefill"] = False
     if settings.adapters:
@@ -3472,18 +3585,20 @@ class VllmBackend:
     is_written = False
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
         self.decoder = settings.decoder
         self.corrupt = False  # NaNs are in the KV cache
         check_weights(checkpoint)
-        with in_process(first_runner=settings.logits_hooks):
-            self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
-        groups = lazy_import("vllm.distributed.parallel_state")
-        self.grouped = groups.model_parallel_is_initialized()
         self.names = itertools.count()  # of requests
         self.adapters: Mapping[str, Any] = {}
         if settings.adapters:
             self.adapters = companions.adapters.vllm_requests(settings.adapters)
+        groups = lazy_import("vllm.distributed.parallel_state")
+        # Last, for nothing would shut it down where something else failed.
+        with in_process(first_runner=settings.logits_hooks):
+            self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
+        window = self.model.llm_engine.vllm_config.model_config.max_model_len
+        self.checkpoint = dataclasses.replace(checkpoint, window=window)
+        self.grouped = groups.model_parallel_is_initialized()
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -3534,7 +3649,7 @@ class VllmBackend:
             restore_groups(engine.vllm_config)
         try:
             # Python's and numpy's generators vLLM leaves alone.
-            with lazy_import("torch").random.fork_rng(), environment(**COUNTING_NANS):
+            with forked_torch_rng(), environment(**COUNTING_NANS):
                 yield engine
         finally:  # what is left of an interrupted call would make the next one spin
             abort(engine, list(engine.output_processor.request_states))
@@ -3673,7 +3788,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         lazy_import("torch")  # where it is missing, say so before the checkpoint is read
         self.config = config
         self.why = why
-        checkpoint = self.checkpoint = read_checkpoint(config)
+        checkpoint = read_checkpoint(config)
         self.tokenizer = checkpoint.tokenizer
         self.processor = checkpoint.processor
         self.fallback_from = fallback_from
@@ -3684,9 +3799,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.cache = config.cache
         self._answers: Any = None
         self._fallback: GenerationEngine | None = None
-        # Making a plan takes longer than an answer from the cache.
-        make = functools.partial(make_plan, checkpoint=checkpoint)
-        self._plan_of = functools.lru_cache(64)(make)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
         self._process = os.getpid()
@@ -3698,6 +3810,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             if config.cache is not None:
                 self._answers = companions.answer_cache.Answers(config, checkpoint)
             self.backend = BACKENDS[config.backend](config, checkpoint)
+        self.checkpoint: Checkpoint = self.backend.checkpoint
+        # Making a plan takes longer than an answer from the cache.
+        make = functools.partial(make_plan, checkpoint=self.checkpoint)
+        self._plan_of = functools.lru_cache(64)(make)
 
     @property
     def model(self) -> Any:
@@ -4151,6 +4267,7 @@ FOR_COMPANIONS = (
     "check_ids",
     "check_characters",
     "prompt_of",
+    "PluginEnd",
     "Completion",
     "first_stop",
     "find_ending",

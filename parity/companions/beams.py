@@ -86,14 +86,15 @@ def searched_by_hf(
         pads = longest - len(prompt.token_ids)
         rows.append([about["pad_token_id"]] * pads + list(prompt.token_ids))
         masks.append([0] * pads + [1] * len(prompt.token_ids))
-    sequences = model.generate(
-        input_ids=torch.tensor(rows, device=model.device),
-        attention_mask=torch.tensor(masks, device=model.device),
-        num_beams=num_beams,
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=about["eos_token_ids"],
-    )
+    with engine.backend.in_eval_mode():
+        sequences = model.generate(
+            input_ids=torch.tensor(rows, device=model.device),
+            attention_mask=torch.tensor(masks, device=model.device),
+            num_beams=num_beams,
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=about["eos_token_ids"],
+        )
     found: list[list[int]] = sequences[:, longest:].tolist()
     return found
 

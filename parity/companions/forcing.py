@@ -98,7 +98,7 @@ class Forced:
         """Whether the row has all of its ids."""
         if len(watch.ids) < len(watch.replay):
             return False
-        watch.plugin_end = len(watch.ids), None
+        watch.plugin_end = ge.PluginEnd(len(watch.ids), None)
         return True
 
     def change_logits(

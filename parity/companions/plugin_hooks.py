@@ -167,7 +167,7 @@ class Hooks(tuple[ge.Plugin, ...]):
                 answer = call_hook(name, "should_stop", hook, ids, text)
                 if call_hook(name, "should_stop", bool, answer):
                     why = str(answer) if isinstance(answer, str) else name
-                    watch.plugin_end = len(ids), why
+                    watch.plugin_end = ge.PluginEnd(len(ids), why)
                     return True
         return watch.over
 
@@ -232,4 +232,4 @@ def stop_by(name: str, criterion: Any, rows: Sequence[ge.Row], input_ids: Any) -
     for row, stops in call_hook(name, "hf_stopping_criteria", flags_of_rows):
         if stops and not row.watch.over:
             row.watch.over = True
-            row.watch.plugin_end = len(row.watch.ids), name
+            row.watch.plugin_end = ge.PluginEnd(len(row.watch.ids), name)

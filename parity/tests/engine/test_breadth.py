@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -111,10 +112,15 @@ def test_ragged_rows_of_a_model_without_positions_are_what_each_is_alone(tmp_pat
 def test_hf_answers_beside_a_vllm_that_runs_the_model_by_transformers_code_and_after_it(tmp_path: Path) -> None:
     """vLLM rewrites the class that it runs so; 0.32 does that with this one."""
     model = text_checkpoint("olmo2", tmp_path)
+    transformers = importlib.import_module("transformers")
+
+    def signature() -> Any:
+        return inspect.signature(transformers.Olmo2Model)
 
     def ask(engine: GenerationEngine) -> list[tuple[int, ...]]:
         return [result.token_ids for result in engine.generate_text_batch(PROMPTS, OPTIONS)]
 
+    arguments = signature()
     with open_engine(model, "hf", max_model_len=512) as before:
         expected = ask(before)
         for _ in range(2):
@@ -122,6 +128,8 @@ def test_hf_answers_beside_a_vllm_that_runs_the_model_by_transformers_code_and_a
                 assert ask(vllm) == ask(before) == expected
             with open_engine(model, "hf", max_model_len=512) as after:
                 assert ask(after) == expected
+    assert signature() == arguments
+    assert not hasattr(transformers.PreTrainedModel, "do_not_compile")
 
 
 IMAGE = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
@@ -154,6 +162,20 @@ def llava(transformers: Any, tokens: dict[str, int], text: dict[str, Any]) -> tu
     return config, {**image, "processor_class": "LlavaProcessor"}
 
 
+def llava_next(transformers: Any, tokens: dict[str, int], text: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Of each image as many patches as its form asks for."""
+    config, image = llava(transformers, tokens, text)
+    grids = [[56, 112], [112, 56], [112, 112]]
+    config = transformers.LlavaNextConfig(
+        text_config=config.text_config,
+        vision_config=config.vision_config,
+        image_token_index=tokens["image_token_id"],
+        image_grid_pinpoints=grids,
+    )
+    kind = {"image_processor_type": "LlavaNextImageProcessorFast", "image_grid_pinpoints": grids}
+    return config, {**image, **kind, "processor_class": "LlavaNextProcessor"}
+
+
 def rename_weights(file: Path, old: str, new: str) -> None:
     """To the names of published checkpoints, which transformers 5 no longer writes and vLLM reads."""
     safetensors = importlib.import_module("safetensors.torch")
@@ -170,7 +192,7 @@ def vlm_checkpoint(make: Callable[..., tuple[Any, dict[str, Any]]], folder: Path
     save(folder, config, VL)
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     processor = {"processor_class": image["processor_class"]}
-    if make is llava:
+    if make is not qwen2_5_vl:
         processor |= {"image_token": "<|image_pad|>", "patch_size": 14, "vision_feature_select_strategy": "default",
                       "num_additional_image_tokens": 1}  # fmt: skip
         rename_weights(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
@@ -201,6 +223,26 @@ def test_other_vlms_give_the_same_ids_and_image_tokens_on_both(make: Any, tmp_pa
         pictures = [part["image"] for part in requests[1]["messages"][0]["content"][:2]]
         plain = processor(text=[rendered], images=[pictures], add_special_tokens=False)["input_ids"][0]
         assert hf[1].prompt_token_ids == tuple(plain)
+
+
+def test_images_of_different_forms_are_in_a_batch_what_each_is_alone(tmp_path: Path) -> None:
+    """LLaVA-NeXT's tensors have as many patches as an image needs: a batch of two forms failed whole."""
+    model = vlm_checkpoint(llava_next, tmp_path / "llava_next")
+    forms = [(60, 60), (120, 50), (50, 120), (110, 110)]
+    drawings = [drawing("red", "circle", width=width, height=height) for width, height in forms]
+    pairs = [[image] for image in drawings] + [drawings[:2], drawings[2:]]
+    requests = [{"prompt": "<|image_pad|>" * len(images) + "What?", "images": images} for images in pairs]
+
+    def run(engine: GenerationEngine) -> list[Any]:
+        together = engine.generate_vlm_batch(requests, OPTIONS)
+        alone = [engine.generate_vlm_batch([request], OPTIONS)[0] for request in requests]
+        assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+        return together
+
+    hf, vllm = both_backends(model, run)
+    assert len({len(result.prompt_token_ids) for result in hf}) > 2
+    assert [r.prompt_token_ids for r in hf] == [r.prompt_token_ids for r in vllm]
+    assert [r.token_ids for r in hf] == [r.token_ids for r in vllm]
 
 
 def test_a_pixel_budget_where_there_is_none_is_refused(tmp_path: Path) -> None:

@@ -430,6 +430,26 @@ def test_a_long_chat_keeps_the_system_if_asked(text: GenerationEngine) -> None:
         text.generate_text_batch([asked], {**options, "max_prompt_tokens": 4})
 
 
+TRIMMED = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+ALIKE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("parts", [{"type": "text", "text": "a a a a " * 20}], {}),
+    ("trimmed", "  " + "a a a a " * 20, {"template": TRIMMED}),
+    ("plain", "b b b b " * 20, {}),
+]
+
+
+@pytest.mark.parametrize(("content", "how"), [case[1:] for case in ALIKE], ids=[case[0] for case in ALIKE])
+def test_keep_system_keeps_no_token_of_the_users_text(content: Any, how: dict[str, Any], shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    options = {"max_prompt_tokens": 40, "truncate_prompt": "keep_system", "max_new_tokens": 2}
+    [result] = engine.generate_text_batch([{"messages": messages, "chat": how}], options)
+    ids = engine.tokenizer(engine.render(messages, chat=how), add_special_tokens=False)["input_ids"]
+    begin = engine.tokenizer("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")["input_ids"]
+    kept = len(begin) - (ids[len(begin) - 1] != begin[-1])  # the line end may be one token with the text
+    assert result.prompt_token_ids == (*ids[:kept], *ids[kept - 40 :])
+
+
 def test_a_long_raw_prompt_keeps_its_bos_if_asked(backend: str, shared: Load) -> None:
     engine = shared(TEXT.parent / "random-llama", backend, max_model_len=512)
     bos = engine.tokenizer.bos_token_id
@@ -501,7 +521,11 @@ def test_a_missing_checkpoint_is_a_load_error(backend: Any) -> None:
 
 
 def test_a_window_wider_than_the_checkpoints_is_refused(backend: Any) -> None:
-    with pytest.raises(OptionError, match="max_model_len 1000000 is above the checkpoint's 2048"):
+    said = {
+        "hf": "max_model_len 1000000 is above the checkpoint's 2048",
+        "vllm": r"max_model_len \(1000000\) is greater than .*2048",
+    }
+    with pytest.raises(OptionError if backend == "hf" else LoadError, match=said[backend]):
         load(TEXT, backend=backend, max_model_len=1_000_000)
 
 

@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import GenerationEngine, GenerationOptions, LoadError, OptionError, RequestError, UnsupportedError, load
+from gen_engine import (
+    GenerationEngine,
+    GenerationOptions,
+    LoadError,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedError,
+    load,
+)
 from parity.companions import fallback
 from parity.models.tasks import drawing, text_tasks, vision_tasks
 
@@ -44,6 +53,34 @@ def test_effective_window_is_the_checkpoints_unless_the_caller_lowers_it(shared:
     own, lowered = shared(TEXT, "hf", max_model_len=None), shared(TEXT, "hf")
     assert own.effective()["max_model_len"] == {"value": 2048, "from": "checkpoint"}
     assert lowered.effective()["max_model_len"] == {"value": WINDOW, "from": "caller"}
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [1.0] * 16,
+        "original_max_position_embeddings": 64}  # fmt: skip
+WINDOWS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
+    # of config.json, settings -> tokens
+    ("linear", {"max_position_embeddings": 64, "rope_scaling": LINEAR}, {}, 128),
+    ("linear, set", {"max_position_embeddings": 64, "rope_scaling": LINEAR}, {"max_model_len": 128}, 128),
+    ("longrope", {"rope_scaling": LONG, "original_max_position_embeddings": 64}, {}, 64),
+    ("model_max_length", {"model_max_length": 64}, {}, 64),
+    ("overridden", {}, {"vllm_kwargs": {"hf_overrides": {"max_position_embeddings": 64}}}, 64),
+]
+
+
+@pytest.mark.parametrize(("config", "settings", "window"), [c[1:] for c in WINDOWS], ids=[c[0] for c in WINDOWS])
+def test_the_window_on_vllm_is_vllms(
+    config: dict[str, Any], settings: dict[str, Any], window: int, edited: Callable[..., Path]
+) -> None:
+    own = {**SMALL["vllm"]["vllm_kwargs"], **settings.get("vllm_kwargs", {})}
+    model = edited(TEXT, {"config.json": config})
+    with open_engine(model, "vllm", **{"max_model_len": None, **settings, "vllm_kwargs": own}) as engine:
+        options = {"max_new_tokens": window - 2, "stop": {"ignore_eos": True}}
+        [full] = engine.generate_text_batch([{"prompt_token_ids": [5, 6]}], options)
+        assert (full.finish_reason, full.completion_tokens) == ("length", window - 2)
+        assert full.effective["max_model_len"]["value"] == engine.describe()["max_model_len"] == window
+        with pytest.raises(PromptTooLongError, match=f"the window of {window} "):
+            engine.generate_text_batch([{"prompt_token_ids": [5, 6, 7]}], options)
 
 
 class Terminal(io.StringIO):

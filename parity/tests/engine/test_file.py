@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -70,10 +71,36 @@ def test_the_reviewers_page_names_what_is_private_or_outside() -> None:
     used = {node.attr for node in attributes if re.match("_[a-z]", node.attr)} - own
     used |= set(re.findall(r"\bVLLM_[A-Z0-9_]+", SOURCE))
     assert used and used <= set(re.findall(r"\w+", page))
+    rows = re.findall(r"^\| (?:transformers|torch|vLLM): (.+?) \|", page, re.MULTILINE)
+    names = {name.rpartition(".")[2] for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert len(names) > 25 and not {name for name in names if name not in SOURCE}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+LEFT = """
+import json, os, sys
+from gen_engine import load
+from parity.tests.conftest import SMALL, TEXT
+
+before = dict(os.environ)
+with load(TEXT, backend=sys.argv[1], max_model_len=512, **SMALL[sys.argv[1]]) as engine:
+    engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
+changed = [name for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)]
+print(json.dumps(sorted(changed)))
+"""
+
+
+def test_the_page_names_every_variable_that_an_engine_leaves(backend: str) -> None:
+    page = (ROOT / "parity/engine.md").read_text(encoding="utf-8").partition("**What it touches")[2]
+    stays = {name for row in re.findall(r"^\| (.+?) \|.*\| stays", page, re.MULTILINE) for name in row.split("`")}
+    clean = {name: value for name, value in os.environ.items() if name not in stays}  # which other tests have left
+    done = run("-c", LEFT, backend, env=clean)
+    assert done.returncode == 0, done.stderr
+    left = set(json.loads(done.stdout.splitlines()[-1]))
+    assert left and not left - stays, left - stays
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, env=env)
 
 
 def test_importing_costs_nothing_heavy() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import http.server
 import importlib
+import os
 import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -508,6 +512,38 @@ def test_loading_leaves_the_global_generators_alone(backend: str) -> None:
         assert random_states() == before
 
 
+def test_loading_and_answering_read_no_generator_of_cuda_that_is_not_in_use(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading one starts CUDA on its device."""
+    torch = importlib.import_module("torch")
+    devices: list[int] = []
+    with monkeypatch.context() as with_two:
+        with_two.setattr(torch.cuda, "get_rng_state", devices.append)
+        with_two.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+        with_two.setattr(torch.cuda, "device_count", lambda: 2)
+        with_two.setattr(torch.cuda, "is_available", lambda: False)  # vLLM has it asked of device_count
+        with open_engine(TEXT, backend) as engine:
+            engine.generate_text_batch([COUNT], {"max_new_tokens": 2})
+        assert devices == []
+        with_two.setattr(torch.cuda, "is_initialized", lambda: True)
+        with gen_engine.rng_untouched():
+            assert devices == [0, 1]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_loading_leaves_progress_bars_of_the_hub_as_they_were(wanted: bool) -> None:
+    bars, hub = (importlib.import_module(name) for name in ("transformers.utils.logging", "huggingface_hub.utils"))
+    bars.enable_progress_bar()
+    if not wanted:
+        hub.disable_progress_bars()
+    try:
+        with open_engine(TEXT, "hf"):
+            assert bars.is_progress_bar_enabled() and hub.are_progress_bars_disabled() is not wanted
+    finally:
+        bars.enable_progress_bar()
+
+
 def test_closing_one_engine_frees_it_and_leaves_the_others_working(backend: str, text: GenerationEngine) -> None:
     expected = text.generate_text_batch([COUNT])
     for _ in range(2):
@@ -556,6 +592,70 @@ def test_read_checkpoint_pads_with_the_tokenizers_pad_else_the_generations_else_
     checkpoint = read_checkpoint(ModelLoadConfig(str(edited(TEXT, changes))))
     assert (checkpoint.pad_id, checkpoint.tokenizer.pad_token_id) == (pad_id, pad_id)
     assert (checkpoint.tokenizer.padding_side, checkpoint.tokenizer.truncation_side) == ("left", "left")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Serves TEXT as any repository of a hub; the status of its generation_config.json is the name's number."""
+
+    def do_HEAD(self) -> None:
+        status, body = 200, b"{}"
+        if "/resolve/" in self.path:
+            repository, _, name = self.path.partition("/resolve/main/")
+            status = int(repository.rpartition("-")[2]) if name == "generation_config.json" else 200
+            file = TEXT / name
+            status = status if file.is_file() else 404
+            body = file.read_bytes() if status == 200 else b""
+        self.send_response(status)
+        codes = {404: {"X-Error-Code": "EntryNotFound"}}
+        headers = {"X-Repo-Commit": "1" * 40, "ETag": f'"{len(body)}"', "Content-Length": str(len(body))}
+        for name, value in {**headers, **codes.get(status, {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD  # noqa: N815
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+EOS_OF = """
+import sys
+from gen_engine import LoadError, ModelLoadConfig, read_checkpoint
+
+try:
+    print(read_checkpoint(ModelLoadConfig(sys.argv[1])).eos_ids)
+except LoadError as error:
+    print("LoadError", "generation_config.json" in str(error) or "503" in str(error))
+"""
+
+
+def test_eos_ids_that_a_hub_does_not_send_are_a_load_error(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+
+        def eos_of(name: str, **more: str) -> str:
+            command = [sys.executable, "-c", EOS_OF, name]
+            environment = {**os.environ, **hub, "HF_HUB_OFFLINE": "0", **more}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+            return done.stdout.strip() or done.stderr
+
+        own, all_of_them = "(552,)", str(read_checkpoint(ModelLoadConfig(str(TEXT))).eos_ids)
+        assert eos_of("org/model-200") == all_of_them != own
+        assert eos_of("org/model-404") == own
+        assert eos_of("org/model-404", HF_HUB_OFFLINE="1") == own
+        assert eos_of("org/model-503") == "LoadError True"
+        server.shutdown()
+
+
+def test_a_generation_config_that_cannot_be_opened_is_a_load_error(edited: Callable[..., Path]) -> None:
+    model = edited(TEXT, {})
+    (model / "generation_config.json").unlink()
+    assert read_checkpoint(ModelLoadConfig(str(model))).eos_ids == (552,)
+    (model / "generation_config.json").symlink_to("blobs/lost")  # as where links of a hub's cache are copied alone
+    with pytest.raises(LoadError, match="generation_config.json"):
+        read_checkpoint(ModelLoadConfig(str(model)))
 
 
 def test_load_reads_everything_at_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ import pytest
 import gen_engine
 from gen_engine import NOT_PASSED, Asked, GenerationOptions, ModelLoadConfig, OptionError, refusal_of
 
-from ..conftest import TEXT, open_engine
+from ..conftest import ROOT, TEXT, VL, Load, open_engine
 
 # They choose speed, memory, hardware, numerics or logging. What a result means stays.
 PASSED = set(
     """
     enable_return_routed_experts return_sampling_mask served_model_name enable_prompt_embeds
-    tokenizer_mode allowed_local_media_path allowed_media_domains download_dir
+    tokenizer_mode allowed_local_media_path allowed_media_domains
     safetensors_load_strategy safetensors_prefetch_num_threads
     safetensors_prefetch_block_size load_format config_format kv_cache_dtype seed
     cudagraph_capture_sizes max_cudagraph_capture_size ir_op_priority
@@ -45,7 +45,7 @@ PASSED = set(
     max_num_scheduled_tokens long_prefill_token_threshold
     long_prefill_token_threshold_adaptive max_num_seqs max_num_active_seqs
     max_num_queued_reqs max_num_queued_tokens use_fp64_gumbel enable_trace_replay
-    disable_log_stats aggregate_engine_logging code_revision hf_token hf_overrides
+    disable_log_stats aggregate_engine_logging hf_overrides
     model_class_overrides quantization quantization_config allow_deprecated_quantization
     enforce_eager disable_custom_all_reduce enable_shm_tensor_arena language_model_only
     limit_mm_per_prompt enable_mm_embeds interleave_mm_strings media_io_kwargs
@@ -184,6 +184,34 @@ def test_loading_answering_and_closing_leave_the_environment_as_it_was(
         engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
         assert variables() == before
     assert variables() == before
+
+
+def test_an_engine_takes_away_no_variable_that_another_one_wants(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two threads to end took away what the steps of the other one read."""
+    counting = "VLLM_COMPUTE_NANS_IN_LOGITS"
+    monkeypatch.delenv(counting, raising=False)
+    one, other = (shared(model, "vllm").bare(read_only=True) for model in (TEXT, VL))
+    with one:
+        other.__enter__()
+    assert os.environ.get(counting) == "1"
+    other.__exit__(None, None, None)
+    assert counting not in os.environ
+
+
+def test_what_can_fail_fails_before_vllms_engine_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing shut that engine down."""
+
+    def fail(adapters: Any) -> Any:
+        raise ValueError("an adapter")
+
+    def made(**arguments: Any) -> Any:
+        raise AssertionError("it was made")
+
+    monkeypatch.setattr(gen_engine.companions.adapters, "vllm_requests", fail)
+    monkeypatch.setattr(importlib.import_module("vllm"), "LLM", made)
+    adapter = next((ROOT / "golden/models/random-adapters").iterdir())
+    with pytest.raises(gen_engine.LoadError, match="an adapter"):
+        open_engine(TEXT, "vllm", adapters={"one": adapter})
 
 
 def test_weights_that_cannot_be_compared_without_accelerate_are_told(

@@ -513,6 +513,11 @@ def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
         load_image(f"file://{root}/%00", root=root)
     with pytest.raises(ImageError, match="names the file .*image_root"):
         load_image((root / "a b.png").as_uri())
+    assert load_image("a b.png", root=root).mode == load_image(str(root / "a b.png")).mode == "RGB"
+    for path in (str(tmp_path / "a b.png"), "../a b.png", str(root / "link.png"), "/etc/hostname"):
+        with pytest.raises(ImageError, match="is outside image_root"):
+            load_image(path, root=root)
+    assert load_image(root / "link.png", root=root).mode == "RGB", "an object is the caller's"
 
 
 @pytest.mark.parametrize("field", ["image", "path", "url"])

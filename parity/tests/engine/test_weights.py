@@ -6,17 +6,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gen_engine import OptionError, UnsupportedError
+from parity.companions import beams
 from parity.companions.batch_files import answer_file
+from parity.companions.decisions import decide
 
+from ..companions.test_decisions import ASKED
 from ..conftest import TEXT, Load, chat, open_engine
 
 COUNT = chat("Count to 25.")
+LONG = chat("You know this. " * 20 + "What is the capital of France?")
 FILE = "model.safetensors"
 
 
@@ -53,6 +58,30 @@ def test_updated_weights_answer_like_a_checkpoint_that_has_them(backend: str, ot
         [back] = engine.generate_text_batch([COUNT])
         assert back.token_ids == before.token_ids and not back.cached
         assert back.weight_version not in (None, "one")
+
+
+def test_answers_and_scores_in_train_mode_are_those_of_eval_mode(edited: Callable[..., Path]) -> None:
+    """Dropout chose other tokens, and gradient checkpointing left out the cache."""
+    with open_engine(edited(TEXT, {"config.json": {"attention_dropout": 0.5}}), "hf") as engine:
+        pair = ("The capital", " of France is Paris.")
+
+        def answers() -> Any:
+            return (
+                engine.generate_text_batch([COUNT], {"max_new_tokens": 24}),
+                engine.score_batch([pair]),
+                beams.beam_search(engine, [COUNT], num_beams=2, max_new_tokens=8),
+                decide(engine, [LONG], [{**ASKED, "instructions": f"Which of these {k}?"} for k in range(4)]),
+            )
+
+        expected = answers()
+        engine.model.train()
+        engine.model.gradient_checkpointing_enable()
+        engine.model.model.layers[0].eval()
+        modes = [module.training for module in engine.model.modules()]
+        assert answers() == expected
+        assert [module.training for module in engine.model.modules()] == modes
+        one, other = (engine.score_batch([pair], grad=True)[0].logprobs.tolist() for _ in range(2))
+        assert one != other, "the trainer's mode"
 
 
 def test_weights_written_through_bare_meet_no_cached_answer(other: Path) -> None:
