@@ -2711,7 +2711,7 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
 
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 LOGITS_KIT = "transformers.generation.logits_process"
-# A batch is made smaller once no more of it than this goes on. Where from 1/2 to 7/8 hardly matters:
+# A batch is made smaller once no more of it than this goes on. From 1/2 to 7/8 hardly matters:
 # 32 ragged rows of a 25 M model took 6.0 to 6.3 s with either (2026-11-28, one thread).
 FEW_ROWS = 1 / 2
 
