@@ -2012,8 +2012,8 @@ def prompt_ids(
 
 def head_length(request: TextGenerationRequest, ids: tuple[int, ...], plan: Plan) -> int:
     """How many tokens of a prompt "keep_system" keeps: the BOS, or all that stays as it is when the
-    first message that is not the system's has another text. A template may trim it: two texts that
-    share no character with each other share none with it in the same place either."""
+    first message that is not the system's has another text. A template may trim texts, and one may
+    begin as the message does: two that begin in other ways do not both."""
     if request.messages is None:
         return int(ids[:1] == (plan.checkpoint.tokenizer.bos_token_id,))
     roles = [message["role"] for message in request.messages]

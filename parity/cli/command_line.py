@@ -29,11 +29,11 @@ from parity.environment import libraries
 from parity.goldens.safe_text import say
 from parity.goldens.store import GoldenError, SettingsError
 
-# Group -> command -> the function that adds its parser; only the one that is asked for is imported.
 GENERATE = "parity.cli.shell:add_generate"
 BATCH = "parity.companions.batch_files:add_batch"
 DOCTOR = "parity.cli.shell:add_doctor"
 VENDOR = "parity.environment.vendor:add_vendor"
+# Group -> command -> the function that adds its parser; only what a line names is imported.
 COMMANDS = {
     "migrate": {
         "scan": "parity.scan.commands:add_scan",
@@ -113,7 +113,7 @@ PROGRAMS = {
 
 class Parsers:
     """The parser of a command line.   names: of all commands.   users: name -> its parser, of the
-    one command that a line asks for; else of all."""
+    commands that the words name; of all where they name none."""
 
     def __init__(self, program: Program = PROGRAMS["parity"], words: Sequence[str] = ()) -> None:
         self.program = program
@@ -124,8 +124,7 @@ class Parsers:
         places = {name: where for group in program.commands.values() for name, where in group.items()}
         self.names = [*places]
         users = self.top.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-        asked = [word for word in words if word in places][:1]
-        for name in asked or places:
+        for name in [name for name in places if name in words] or places:
             load_function(places[name])(users)
         self.users = users.choices
         helps = {action.dest: action.help or "" for action in users._choices_actions}

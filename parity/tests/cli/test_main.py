@@ -204,3 +204,18 @@ def test_main_interrupted_again_ends_at_once_without_a_traceback(
 def test_a_site_without_its_option_is_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "answers=script.py:answer", "--", "python", "script.py"]) == command_line.USAGE
     assert "write --site answers=script.py:answer, or the whole command behind" in capsys.readouterr().err
+
+
+def test_a_folder_of_goldens_may_have_the_name_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--goldens", "check", "list"]) == 5
+    assert "no goldens under check" in "".join(capsys.readouterr())
+
+
+def test_a_command_imports_no_other_commands() -> None:
+    others = "[name for name in sys.modules if name.startswith(('parity.bench', 'parity.scan'))]"
+    code = f"import sys; from parity.__main__ import main; main(['list']); print({others})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

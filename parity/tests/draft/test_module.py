@@ -599,3 +599,29 @@ def test_draft_of_a_prompt_whose_bos_is_masked_is_refused() -> None:
     masked = {**row(), "batch": {"rows": 1, "side": "left", "pads": 1, "masked": True}}
     draft = body(code, rows=[masked], question="x")
     assert not draft.is_moved and "the BOS is the pad id" in draft.todos[0].text
+
+
+def test_draft_of_a_model_that_a_class_keeps_asks_the_engine_under_that_name() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        class Holder:
+            model = None
+            tokenizer = None
+
+        def get(path):
+            if Holder.model is None:
+                Holder.tokenizer = AutoTokenizer.from_pretrained(path)
+                Holder.model = AutoModelForCausalLM.from_pretrained(path)
+                Holder.model.eval()
+            return Holder.model, Holder.tokenizer
+
+        def answer(path, question):
+            model, tokenizer = get(path)
+            ids = tokenizer.encode(question, return_tensors="pt")
+            out = model.generate(ids, max_new_tokens=5, do_sample=False)
+            return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True)
+    """
+    value, engine = run(draft_of(source), "answer", "m", "Why?")
+    assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 5})]
+    assert len(engine.loads) == 1

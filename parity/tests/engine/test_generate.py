@@ -532,16 +532,19 @@ def test_loading_and_answering_read_no_generator_of_cuda_that_is_not_in_use(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_loading_leaves_progress_bars_of_the_hub_as_they_were(wanted: bool) -> None:
+def test_loading_leaves_progress_bars_of_the_hub_as_they_were(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bars, hub = (importlib.import_module(name) for name in ("transformers.utils.logging", "huggingface_hub.utils"))
-    bars.enable_progress_bar()
+    variable = "HF_HUB_DISABLE_PROGRESS_BARS"  # which a command that another test ran may have set
+    monkeypatch.setattr(importlib.import_module("huggingface_hub.utils.tqdm"), variable, None)
+    monkeypatch.setattr(bars, "_tqdm_active", True)
+    hub.enable_progress_bars()
     if not wanted:
         hub.disable_progress_bars()
     try:
         with open_engine(TEXT, "hf"):
             assert bars.is_progress_bar_enabled() and hub.are_progress_bars_disabled() is not wanted
     finally:
-        bars.enable_progress_bar()
+        hub.enable_progress_bars()
 
 
 def test_closing_one_engine_frees_it_and_leaves_the_others_working(backend: str, text: GenerationEngine) -> None:
@@ -723,3 +726,13 @@ def test_a_checkpoint_of_doubles_is_computed_in_single_precision(edited: Any) ->
     """In bfloat16 three digits of each weight were lost without a word."""
     with open_engine(edited(TEXT, {"config.json": {"torch_dtype": "float64"}}), "hf") as engine:
         assert loaded_dtype(engine) == "torch.float32"
+
+
+def test_rows_of_one_length_are_one_call_of_generate(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch goes on from its cache only once enough of it is over: each call prepares anew."""
+    engine = shared(TEXT, "hf")
+    generate, calls = engine.model.generate, []
+    monkeypatch.setattr(engine.model, "generate", lambda **given: calls.append(given) or generate(**given))
+    requests = [{"prompt": f"{count} words"} for count in range(4)]
+    engine.generate_text_batch(requests, {"max_new_tokens": 6, "stop": {"ignore_eos": True}})
+    assert len(calls) == 1

@@ -221,6 +221,5 @@ def test_numerics_of_a_script_on_vllm_are_read_by_vllm(tmp_path: Path, monkeypat
     main(["check", *site, "--numerics", "--json", "check.json", *words, "vllm"])
     [numerics] = json.loads(Path("check.json").read_text())["numerics"]
     assert numerics["backend"] == "vllm"
-    assert numerics["outcome"] in ("holds", "cannot tell"), (
-        numerics
-    )  # read; whether the made tokens decide, the machine says
+    # It was read; whether the tokens that are made decide it, the machine says.
+    assert numerics["outcome"] in ("holds", "cannot tell"), numerics
