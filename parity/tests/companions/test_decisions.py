@@ -435,3 +435,18 @@ def test_labels_that_begin_others_are_read_by_hand() -> None:
     labels = [(1,), (1, 3), (2,)]
     assert [math.exp(one) for one in label_logprobs(labels, read)] == pytest.approx([0.3, 0.2, 0.25])
     assert list(next_ids(labels)) == [(), (1,)]
+
+
+def decision(question: Question, choice: str | bool, score: float | None = None) -> Decision:
+    return Decision(question, choice, (0.75, 0.25), (-0.5, -1.5), 0.8, 0.5, score, (), 1, (5,), "hf")
+
+
+def test_json_of_a_predicate_is_the_probability_that_it_is_true() -> None:
+    answer = decision(Question("predicate", name="good"), choice=True).to_json()
+    assert answer == {"type": "predicate", "name": "good", "probability": 0.75, "label_mass": 0.8, "margin": 0.5}
+
+
+def test_json_of_a_choice_lists_its_values_with_their_probabilities() -> None:
+    answer = decision(Question("choice", instructions="Which?", choices=["red", "blue"]), choice="red").to_json()
+    assert answer["choice"] == "red" and answer["confidence"] == pytest.approx(0.6)
+    assert answer["probabilities"] == [{"value": "red", "probability": 0.75}, {"value": "blue", "probability": 0.25}]

@@ -181,3 +181,9 @@ def test_a_setting_that_is_invalid_is_refused(shared: Load, settings: dict[str, 
     with pytest.raises(OptionError) as caught:
         Penalties(shared(TEXT, "hf"), **settings)
     assert problem in str(caught.value)
+
+
+def test_settings_are_those_that_change_something(shared: Load) -> None:
+    """What a recorder notes of a call."""
+    penalties = Penalties(shared(TEXT, "hf"), presence_penalty=1, repetition_penalty=1, logit_bias={7: -1})
+    assert penalties.settings == {"presence_penalty": 1, "logit_bias": {"7": -1}}

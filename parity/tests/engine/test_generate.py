@@ -731,8 +731,14 @@ def test_a_checkpoint_of_doubles_is_computed_in_single_precision(edited: Any) ->
 def test_rows_of_one_length_are_one_call_of_generate(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch goes on from its cache only once enough of it is over: each call prepares anew."""
     engine = shared(TEXT, "hf")
-    generate, calls = engine.model.generate, []
-    monkeypatch.setattr(engine.model, "generate", lambda **given: calls.append(given) or generate(**given))
+    generate = engine.model.generate
+    calls = []
+
+    def counted(**given: Any) -> Any:
+        calls.append(given)
+        return generate(**given)
+
+    monkeypatch.setattr(engine.model, "generate", counted)
     requests = [{"prompt": f"{count} words"} for count in range(4)]
     engine.generate_text_batch(requests, {"max_new_tokens": 6, "stop": {"ignore_eos": True}})
     assert len(calls) == 1
