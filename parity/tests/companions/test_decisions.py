@@ -447,6 +447,7 @@ def test_json_of_a_predicate_is_the_probability_that_it_is_true() -> None:
 
 
 def test_json_of_a_choice_lists_its_values_with_their_probabilities() -> None:
-    answer = decision(Question("choice", instructions="Which?", choices=["red", "blue"]), choice="red").to_json()
+    question = gen_engine.build(Question, {"type": "choice", "instructions": "Which?", "choices": ["red", "blue"]})
+    answer = decision(question, choice="red").to_json()
     assert answer["choice"] == "red" and answer["confidence"] == pytest.approx(0.6)
     assert answer["probabilities"] == [{"value": "red", "probability": 0.75}, {"value": "blue", "probability": 0.25}]
