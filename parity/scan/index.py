@@ -6,9 +6,10 @@ import ast
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from parity.scan.files import Source, parse
 
@@ -401,7 +402,10 @@ class Builder:
     def bind(self, target: ast.AST, value: ast.expr, scope: Scope, position: Position,
              path: tuple[int, ...] = ()) -> None:  # fmt: skip
         if isinstance(target, (ast.Tuple, ast.List)):
-            for index, element in enumerate(target.elts):
+            pairs = paired_elements(target, value)
+            for element, own in pairs:
+                self.bind(element, own, scope, position, path)
+            for index, element in enumerate(() if pairs else target.elts):
                 self.bind(element, value, scope, position, (*path, index))
         elif isinstance(target, ast.Starred):
             self.add(scope, dotted_name(target.value), "unknown", position)
@@ -519,6 +523,17 @@ class Builder:
             self.add(scope, dotted_name(function.value), "pop", end_of(node), None, node.args[0])
 
 
+def paired_elements(
+    target: ast.Tuple | ast.List, value: ast.expr
+) -> list[tuple[ast.expr, ast.expr]]:
+    """What `a, b = 1, 2` assigns to each; empty where that is not seen."""
+    if not isinstance(value, (ast.Tuple, ast.List)) or len(value.elts) != len(target.elts):
+        return []
+    if any(isinstance(one, ast.Starred) for one in (*target.elts, *value.elts)):
+        return []
+    return list(zip(target.elts, value.elts))
+
+
 @dataclass(eq=False)
 class Repository:
     """All modules of a scan. One that mentions no call of a model is read when something asks for
@@ -532,6 +547,7 @@ class Repository:
     def __post_init__(self) -> None:
         self.by_tail: dict[str, list[tuple[str, Source]]] = defaultdict(list)
         self.called: dict[str, list[tuple[Scope, ast.Call]]] = {}
+        self.starred_names: dict[str, dict[str, Module]] = {}
         self.built: dict[str, Module | None] = {}
         for source in self.sources:
             name = module_name(source.path)
@@ -637,24 +653,42 @@ class Repository:
         self, module: Module, name: str, depth: int = 0
     ) -> Scope | Class | Module | tuple[Module, str] | None:
         """A name of a module, through what it imports itself."""
-        if name in module.functions:
-            return module.functions[name]
-        if name in module.classes:
-            return module.classes[name]
-        if name in module.scope.bindings and not is_failed_import(module.scope, name):
-            return module, name
-        if name in module.imports and depth < 6:
-            return self.find(module.imports[name], module, depth + 1)
-        for star in module.stars if depth < 6 else ():
-            inner = self.find_module(star, module)
-            found = (
-                self.member(inner, name, depth + 1)
-                if inner is not None and inner is not module
-                else None
-            )
-            if found is not None:
-                return found
-        return None
+        is_own = any(name in names for names in own_names(module))
+        owner = module if is_own else self.starred(module).get(name)
+        if owner is None:
+            return None
+        if name in owner.functions:
+            return owner.functions[name]
+        if name in owner.classes:
+            return owner.classes[name]
+        if name in owner.scope.bindings and not is_failed_import(owner.scope, name):
+            return owner, name
+        return self.find(owner.imports[name], owner, depth + 1) if depth < 6 else None
+
+    def starred(self, module: Module) -> dict[str, Module]:
+        """The names that a module has of `from x import *`, and the modules that they are of. Of
+        two, the one that is imported later."""
+        if module.path not in self.starred_names:
+            found: dict[str, Module] = {}
+            seen = {module.path}
+            waiting = [module]
+            while waiting:
+                one = waiting.pop()
+                if one is not module:
+                    names = itertools.chain(*own_names(one))
+                    found = dict.fromkeys(names, one) | found
+                for star in one.stars:
+                    inner = self.find_module(star, one)
+                    if inner is not None and inner.path not in seen:
+                        seen.add(inner.path)
+                        waiting.append(inner)
+            self.starred_names[module.path] = found
+        return self.starred_names[module.path]
+
+
+def own_names(module: Module) -> tuple[Mapping[str, Any], ...]:
+    """What a module defines, or imports by name."""
+    return module.functions, module.classes, module.scope.bindings, module.imports
 
 
 def is_failed_import(scope: Scope, name: str) -> bool:

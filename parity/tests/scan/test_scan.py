@@ -8,6 +8,7 @@ import pytest
 
 from parity.scan.facts import Facts
 from parity.scan.files import Found, source_of
+from parity.scan.index import Module, Repository
 from parity.scan.report import Console
 from parity.scan.scan import Scan, scan_files
 from parity.tests.scan.material import LOAD, scan_text, scan_texts
@@ -63,3 +64,40 @@ def test_scan_of_an_attribute_that_is_set_only_in_arms_that_leave_finds_the_bloc
     """
     [block] = scan_text(code).blocks
     assert block.library == "transformers"
+
+
+def test_scan_of_modules_that_import_each_other_by_star_looks_each_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    find_module = Repository.find_module
+
+    def counted(self: Repository, dotted: str, importer: Module) -> Module | None:
+        asked.append(dotted)
+        return find_module(self, dotted, importer)
+
+    monkeypatch.setattr(Repository, "find_module", counted)
+    count = 40
+    stars = "".join(f"from pkg.m{number} import *\n" for number in range(count))
+    files = {f"pkg/m{number}.py": f"{stars}def f{number}(): pass\n" for number in range(count)}
+    files["pkg/__init__.py"] = stars
+    files["main.py"] = f"from pkg import *\n{LOAD}{CALL}nowhere()\nf7()\nunknown.generate(nothing)\n"
+    found = scan_texts(files)
+    assert [block.file for block in found.blocks] == ["main.py"]
+    assert len(asked) < 3 * (count + 1) ** 2
+
+
+def test_scan_of_an_import_that_falls_back_to_none_follows_the_import() -> None:
+    code = """
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError:
+        LLM, SamplingParams = None, None
+
+    class Judge:
+        def __init__(self, path):
+            self.model = LLM(model=path)
+
+        def ask(self, prompts):
+            return self.model.generate(prompts, SamplingParams(temperature=0))
+    """
+    [block] = scan_text(code).blocks
+    assert block.library == "vllm"
