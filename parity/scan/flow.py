@@ -360,14 +360,13 @@ class Body:
         if not isinstance(last, ast.Slice):
             outcome.is_indexed |= isinstance(last, ast.Constant) and last.value == 0
             return
-        if last.lower is not None and not is_zero(last.lower):
-            outcome.slices.append("by_len" if stage == IDS else self.slice_of_text(last.lower))
-        elif last.upper is not None and stage == TEXT:
-            outcome.cuts.append(source_text(last.upper, 40))
-
-    @staticmethod
-    def slice_of_text(lower: ast.expr) -> str:
-        return "by_text"
+        # A number, as of `ids[1:]`, is a token or a character; the length of a prompt is none.
+        if last.lower is not None and not is_number(last.lower):
+            outcome.slices.append("by_len" if stage == IDS else "by_text")
+            return
+        bound = last.upper or last.lower
+        if bound is not None and not is_zero(bound) and stage == TEXT:
+            outcome.cuts.append(source_text(bound, 40))
 
     def read_split(self, node: ast.Subscript, call: ast.Call) -> None:
         outcome = self.flow.outcome

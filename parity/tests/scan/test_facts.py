@@ -337,3 +337,12 @@ def test_template_in_one_branch_only_is_computed() -> None:
 def test_strip_in_one_branch_only_is_computed() -> None:
     code = "t = tokenizer.decode(model.generate(**tokenizer(q))[0])\nif name == 'a':\n    t = t.strip()"
     assert facts_of(LOAD + code)["strip"].source == "computed"
+
+
+def test_ids_without_their_first_token_are_not_sliced_from_the_prompt() -> None:
+    code = f"""{LOAD}
+def f(x):
+    ids = model.generate(**x, max_new_tokens=5)
+    return tokenizer.decode(ids[0][1:], skip_special_tokens=True)
+"""
+    assert facts_of(code)["prompt_slice"].value == "none"
