@@ -626,10 +626,11 @@ EOS_OF = """
 import sys
 from gen_engine import LoadError, ModelLoadConfig, read_checkpoint
 
-try:
-    print(read_checkpoint(ModelLoadConfig(sys.argv[1])).eos_ids)
-except LoadError as error:
-    print("LoadError", "generation_config.json" in str(error) or "503" in str(error))
+for name in sys.argv[1:]:
+    try:
+        print(read_checkpoint(ModelLoadConfig(name)).eos_ids)
+    except LoadError as error:
+        print("LoadError", "generation_config.json" in str(error) or "503" in str(error))
 """
 
 
@@ -638,17 +639,18 @@ def test_eos_ids_that_a_hub_does_not_send_are_a_load_error(tmp_path: Path) -> No
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
 
-        def eos_of(name: str, **more: str) -> str:
-            command = [sys.executable, "-c", EOS_OF, name]
-            environment = {**os.environ, **hub, "HF_HUB_OFFLINE": "0", **more}
+        def eos_of(*names: str, offline: str) -> list[str]:
+            command = [sys.executable, "-c", EOS_OF, *names]
+            environment = {**os.environ, **hub, "HF_HUB_OFFLINE": offline}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-            return done.stdout.strip() or done.stderr
+            assert done.returncode == 0, done.stderr
+            return done.stdout.splitlines()
 
         own, all_of_them = "(552,)", str(read_checkpoint(ModelLoadConfig(str(TEXT))).eos_ids)
-        assert eos_of("org/model-200") == all_of_them != own
-        assert eos_of("org/model-404") == own
-        assert eos_of("org/model-404", HF_HUB_OFFLINE="1") == own
-        assert eos_of("org/model-503") == "LoadError True"
+        assert all_of_them != own
+        names = ("org/model-200", "org/model-404", "org/model-503")
+        assert eos_of(*names, offline="0") == [all_of_them, own, "LoadError True"]
+        assert eos_of("org/model-404", offline="1") == [own]
         server.shutdown()
 
 
