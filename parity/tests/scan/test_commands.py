@@ -114,7 +114,8 @@ def test_run_scan_html_is_one_page_without_scripts(folder: Path) -> None:
 def test_run_scan_shows_each_fact_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"args.the_number_of_tokens_of_kind_{kind}" for kind in "abcdef"]
     for number, name in enumerate(names):
-        text = ASK.format(name="ask", settings=f"max_new_tokens={name}")
+        settings = f"do_sample=True, temperature=args.the_temperature, max_new_tokens={name}"
+        text = ASK.format(name="ask", settings=settings)
         Path(f"app/b{number}.py").write_text(f"import args\n{text}")
     assert main(["scan", "app"]) == 0
     words = capsys.readouterr().out.split()
