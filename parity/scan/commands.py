@@ -42,7 +42,8 @@ def run_scan(args: argparse.Namespace) -> int:
         is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         print(Console(colour=is_terminal, is_full=args.all).text(found))
     if args.html is not None:
-        write_whole(args.html, page(found).encode("utf-8", "replace"))
+        scanned = ", ".join(os.path.abspath(path) for path in args.paths or ["."])
+        write_whole(args.html, page(found, scanned).encode("utf-8", "replace"))
         say(args, f"wrote {args.html}")
     if args.write:
         added, known = write_sites(args.goldens, found.blocks)

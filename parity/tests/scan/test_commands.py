@@ -108,3 +108,15 @@ def test_run_scan_html_is_one_page_without_scripts(folder: Path) -> None:
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "http" not in page.replace("http-equiv", "")
     assert "class='odd'" in page
+    assert str(folder / "app") in page, "what was scanned"
+
+
+def test_run_scan_shows_each_fact_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"args.the_number_of_tokens_of_kind_{kind}" for kind in "abcdef"]
+    for number, name in enumerate(names):
+        settings = f"do_sample=True, temperature=args.the_temperature, max_new_tokens={name}"
+        text = ASK.format(name="ask", settings=settings)
+        Path(f"app/b{number}.py").write_text(f"import args\n{text}")
+    assert main(["scan", "app"]) == 0
+    words = capsys.readouterr().out.split()
+    assert set(names) <= set(words)
