@@ -127,7 +127,9 @@ class GenEngineError(Exception):
         if not self.fix:
             return where + self.problem
         end = "" if self.fix.endswith("?") else "."
-        return f"{where}{self.problem}. {self.fix[0].upper()}{self.fix[1:]}{end}"
+        is_word = re.match("[a-z'-]+[,:;.]?( |$)", self.fix)  # no name, as vLLM and max_tokens are
+        first = self.fix[0].upper() if is_word else self.fix[0]
+        return f"{where}{self.problem}. {first}{self.fix[1:]}{end}"
 
 
 class OptionError(GenEngineError, ValueError):
@@ -266,6 +268,17 @@ COMPANIONS = {  # name of a file beside this one, without .py: what needs it
 }
 
 
+def companion_place(name: str) -> tuple[str, Path] | None:
+    """What a companion is imported as, and its file; None where there is none."""
+    here = Path(__file__).parent
+    is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
+    beside = here / f"{name}.py"
+    ours = (here.parent if is_installed else here) / f"parity/companions/{name}.py"
+    if beside.is_file():
+        return f"{__package__}.{name}" if __package__ else name, beside
+    return (f"parity.companions.{name}", ours) if ours.is_file() else None
+
+
 class Companions:
     """Imports a companion at first use: `companions.scoring` is scoring.py.
 
@@ -276,19 +289,16 @@ class Companions:
     def __getattr__(self, name: str) -> Any:
         if name not in COMPANIONS:
             raise AttributeError(f"no companion {name!r}; {did_you_mean(name, COMPANIONS)}")
-        here = Path(__file__).parent
-        is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
-        file = f"parity/companions/{name}.py"
-        if (here / f"{name}.py").is_file():
-            found = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-            if not os.path.samefile(str(found.__file__), here / f"{name}.py"):
-                fix = "put gen_engine.py and its companions into a package"
-                raise BackendMissing(f"another module is called {name}: {found.__file__}", fix=fix)
-        elif ((here.parent if is_installed else here) / file).is_file():
-            found = importlib.import_module(f"parity.companions.{name}")
-        else:
+        place = companion_place(name)
+        if place is None:
             problem = f"{COMPANIONS[name]} needs {name}.py, which is not beside gen_engine.py"
-            raise BackendMissing(problem, fix=f"copy {file} there")
+            raise BackendMissing(problem, fix=f"copy parity/companions/{name}.py there")
+        module, file = place
+        other = find_spec(module)  # before it is imported: nothing of another's runs
+        if other is not None and not os.path.samefile(str(other.origin), file):
+            fix = "put gen_engine.py and its companions into a package"
+            raise BackendMissing(f"another module is called {module}: {other.origin}", fix=fix)
+        found = importlib.import_module(module)
         setattr(self, name, found)  # the next use does not come here
         return found
 
@@ -753,7 +763,8 @@ class DecodeOptions:
     """How token ids become `text`; `raw_text` always holds everything.
 
     skip_special_tokens: leave out special tokens. Default True.
-    clean_up_tokenization_spaces: tokenizer's own rewriting (" ." -> "."). Default False.
+    clean_up_tokenization_spaces: tokenizer's own rewriting (" ." -> "."), which transformers 5 does
+      for few tokenizers. Default False.
     strip: remove white space at both ends. Default False."""
 
     skip_special_tokens: bool = True
@@ -1390,9 +1401,14 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
 TEMPLATE_SECONDS = 10.0  # of processor time, for a chat template that a request brings
 
 
+class OutOfTime(BaseException):
+    """In a template. No Exception: a filter may catch one, and Python calls no trace function again
+    that has raised."""
+
+
 @contextlib.contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise RequestError inside where this thread's Python code takes longer, as a template's loops
+    """Raise RequestError where this thread's Python code inside takes longer, as a template's loops
     do. One operation that is not Python's own, as a power of large numbers, is not interrupted."""
     clock = lazy_import("time").thread_time
     end = clock() + seconds
@@ -1400,15 +1416,18 @@ def limited_time(seconds: float) -> Iterator[None]:
 
     def watch(frame: Any, event: str, argument: Any) -> Any:
         if clock() > end:
-            problem = f"the request's chat template ran for more than {seconds:g} seconds"
-            raise RequestError(problem, fix="simplify chat.template")
+            raise OutOfTime
         return watch
 
     sys.settrace(watch)
     try:
-        yield
+        with contextlib.suppress(OutOfTime):
+            yield
     finally:
         sys.settrace(previous)
+    if clock() > end:
+        problem = f"the request's chat template ran for more than {seconds:g} seconds"
+        raise RequestError(problem, fix="simplify chat.template")
 
 
 class Rendered(NamedTuple):
@@ -1616,22 +1635,26 @@ def merge_ids(vocabulary: int, *sources: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(valid))
 
 
-def saved_dtype(model: str) -> Any:
-    """The dtype of the first float weight in a directory's safetensors headers, or None."""
+def saved_dtype(settings: ModelLoadConfig) -> Any:
+    """The dtype of the first float weight in a checkpoint's safetensors headers, or None. Those of
+    a hub are brought here, where they will be read from."""
     read = lazy_import("transformers.modeling_utils").load_state_dict
-    for file in sorted(Path(model).glob("model*.safetensors")):
+    folder, weights = settings.model, "model*.safetensors"
+    if not os.path.isdir(folder):
+        bring = lazy_import("huggingface_hub").snapshot_download
+        folder = bring(folder, revision=settings.revision, allow_patterns=weights)
+    for file in sorted(Path(folder).glob(weights)):
         for weight in read(str(file), map_location="meta").values():
             if str(weight.dtype).endswith(DTYPES):
                 return weight.dtype
     return None
 
 
-def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
-    """The dtype that a checkpoint was saved in: its config's, its weights' (of a local
-    directory), else float32, also for float64. Not left to vLLM, whose "auto" makes bfloat16 of
-    float32."""
+def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -> str:
+    """The dtype that a checkpoint was saved in: its config's, its weights', else float32, also for
+    float64. Not left to vLLM, whose "auto" makes bfloat16 of float32."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
-    named = named or saved_dtype(model)
+    named = named or saved_dtype(settings)
     dtype = str(named or "float32").removeprefix("torch.").replace("64", "32")
     return dtype if dtype in DTYPES else "bfloat16"  # of fp8 and other quantized weights
 
@@ -1738,7 +1761,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
             processor=processor,
             eos_ids=eos_ids,
             pad_id=pad_id,
-            dtype=settings.dtype or checkpoint_dtype(config, text_config, settings.model),
+            dtype=settings.dtype or checkpoint_dtype(config, text_config, settings),
             window=context_window(text_config, settings),
             vocabulary=vocabulary,
         )
@@ -1988,6 +2011,9 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         raise PromptTooLongError(f"{problem}, but {why_limited(plan)}", fix="shorten it")
 
 
+TWO_BOS = "the prompt begins with the BOS, and the tokenizer put another before it: it has two"
+
+
 def prompt_ids(
     request: TextGenerationRequest, plan: Plan
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -1995,7 +2021,10 @@ def prompt_ids(
     checkpoint = plan.checkpoint
     if request.prompt is not None:
         check_characters(request.prompt, plan)
-        return encode(checkpoint, request.prompt, True), ()
+        ids = encode(checkpoint, request.prompt, True)
+        bos = checkpoint.tokenizer.bos_token_id
+        is_doubled = bos is not None and ids[:2] == (bos, bos)
+        return ids, (TWO_BOS,) if is_doubled else ()
     if request.messages is None:
         return request.prompt_token_ids or (), ()
     owner = checkpoint.template_owner
@@ -3823,12 +3852,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     def capabilities(self) -> Capabilities:
         is_hf = self.backend.name == "hf"
         has_hooks = is_hf or self.config.logits_hooks
+        has_plugins = companion_place("plugin_hooks") is not None
+        has_structures = companion_place("structured") is not None
         return Capabilities(
             supports_vlm=self.processor is not None,
             supports_logits=has_hooks,
-            supports_logits_plugins=has_hooks,
-            supports_hf_plugins=is_hf,
-            supports_structured=find_spec("xgrammar") is not None,
+            supports_logits_plugins=has_hooks and has_plugins,
+            supports_hf_plugins=is_hf and has_plugins,
+            supports_structured=has_structures and find_spec("xgrammar") is not None,
             supports_lora=bool(self.config.adapters),
             supports_gradients=is_hf,
         )
@@ -3928,7 +3959,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
-        """Call `observer` in the generate calls inside the block; one at a time."""
+        """Call `observer` in all generate calls while the block runs, those of other threads, too.
+        One observer at a time."""
         with self._open():
             if self.observer is not NOBODY:
                 fix = "end that first, or load another engine"

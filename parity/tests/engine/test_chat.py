@@ -126,6 +126,7 @@ def test_what_a_template_refuses_is_said_with_the_index(text: GenerationEngine) 
 
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}"
+CATCHING = "{% for a in range(40) %}{% for b in range(29999) %}{{ b|int|int|int|int and '' }}{% endfor %}{% endfor %}"
 
 
 def test_a_template_of_a_request_that_runs_on_fails_alone(
@@ -139,6 +140,14 @@ def test_a_template_of_a_request_that_runs_on_fails_alone(
     assert isinstance(error, RequestError) and error.index == 1
     assert "the request's chat template ran for more than 0.5 seconds" in str(error)
     assert first.completion_tokens and last.completion_tokens and sys.gettrace() is trace
+
+
+def test_a_templates_filters_cannot_catch_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jinja's int catches ValueError, which a RequestError is."""
+    monkeypatch.setattr(gen_engine, "TEMPLATE_SECONDS", 0.1)
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"ran for more than 0\.1 seconds"):
+            render(checkpoint(TEXT).tokenizer, HELLO, chat={"template": CATCHING})
 
 
 def test_template_variables_reach_the_template() -> None:
@@ -204,6 +213,11 @@ def test_no_second_bos_where_the_tokenizer_adds_one(backend: str, edited: Callab
         [chatted, raw] = engine.generate_text_batch([chat("Hello"), {"prompt": "Hello"}], {"max_new_tokens": 2})
         assert chatted.prompt_token_ids.count(bos) == 1 and chatted.prompt_token_ids[0] == bos
         assert raw.prompt_token_ids[0] == bos and raw.prompt_token_ids.count(bos) == 1
+        assert not chatted.notes and not raw.notes
+        rendered = engine.render([{"role": "user", "content": "Hello"}])
+        [again] = engine.generate_text_batch([{"prompt": rendered}], {"max_new_tokens": 2})
+        assert again.prompt_token_ids == (bos, *chatted.prompt_token_ids), "as plain transformers does"
+        assert again.notes == ("the prompt begins with the BOS, and the tokenizer put another before it: it has two",)
 
 
 def test_a_checkpoint_without_a_template_says_so(edited: Callable[..., Path]) -> None:

@@ -579,6 +579,30 @@ def test_dtype_is_the_checkpoints_own_unless_given(backend: str, text: Generatio
         assert loaded_dtype(engine) == "torch.float32"
 
 
+DTYPE_OF = """
+from gen_engine import ModelLoadConfig, read_checkpoint
+print(read_checkpoint(ModelLoadConfig("acme/tiny")).dtype)
+"""
+
+
+@pytest.mark.usefixtures("forked_python")
+def test_dtype_of_a_hubs_checkpoint_is_that_of_its_weights_where_its_config_names_none(tmp_path: Path) -> None:
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors.torch")
+    cached = tmp_path / "models--acme--tiny/snapshots" / ("a" * 40)
+    shutil.copytree(TEXT, cached)
+    (tmp_path / "models--acme--tiny/refs").mkdir()
+    (tmp_path / "models--acme--tiny/refs/main").write_text("a" * 40)
+    config = (cached / "config.json").read_text()
+    (cached / "config.json").write_text(config.replace('"torch_dtype": "float32",', ""))
+    weights = safetensors.load_file(cached / "model.safetensors")
+    halved = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    safetensors.save_file(halved, cached / "model.safetensors", {"format": "pt"})
+    variables = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", DTYPE_OF]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout.strip() == "bfloat16", done.stderr
+
+
 PADS: list[tuple[dict[str, Any], int]] = [
     # pad token of the tokenizer, pad id of generation_config.json -> pad id of the checkpoint
     ({"tokenizer_config.json": {"pad_token": "<|endoftext|>"}, "generation_config.json": {"pad_token_id": 8}}, 550),
