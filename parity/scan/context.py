@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from parity.scan.blocks import Block, function_text
-from parity.scan.evaluator import Evaluator, source_text
+from parity.scan.evaluator import SETTINGS, Evaluator, merged, source_text
 from parity.scan.flow import Flow, Outcome
-from parity.scan.index import Scope, dotted_name, start_of
+from parity.scan.index import Scope, called_name, dotted_name, start_of
 from parity.scan.kinds import Kinds, Thing
-from parity.scan.origins import Fact, fact_of, not_said
+from parity.scan.origins import Fact, fact_of, fact_of_rest, not_said
 from parity.scan.values import (
     ABSENT,
     Absent,
@@ -37,6 +37,7 @@ from parity.scan.values import (
 )
 
 GENERATION_CONFIG = not_said("the checkpoint's generation_config.json")
+TENSORS = re.compile(r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual")
 PREPARES = {"__init__", "__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
 
 
@@ -140,6 +141,8 @@ class Context:
         config = given.entries.get("generation_config") or given.entries.get("generate_kwargs")
         if config is None and block.is_remote:
             config = self.remote_config()
+        if config is None and block.form == "generate" and len(block.node.args) > 1:
+            config = self.evaluator.value(block.node.args[1], self.evaluator.frame(block.scope))
         table = self.model_config()
         if block.library == "pipeline":
             for load in block.thing.loads[:1]:
@@ -160,7 +163,7 @@ class Context:
                 self.block.node.args[position], self.evaluator.frame(self.block.scope)
             )
         self.has_sampling_params = value is not None
-        return self.config_of(value) if value is not None else Dict({})
+        return self.config_of(value) if value is not None else Dict({}, given.rest)
 
     def remote_config(self) -> Value | None:
         """The generation settings among the positional arguments of `model.chat(tokenizer, pixels,
@@ -207,17 +210,27 @@ class Context:
             table = inner
         elif isinstance(inner, Call) and is_config_call(inner):
             table = self.evaluator.keywords(inner.node, inner.frame)
+            if called_name(inner.node) == "from_dict" and inner.node.args:
+                given = self.evaluator.value(inner.node.args[0], inner.frame)
+                table = merged(merged(Dict({}), given), table)
         elif isinstance(inner, Literal):
             table = Dict({})
         else:
             table = Dict({}, (value,))
+        rest = tuple(one for one in table.rest if not self.is_checkpoint_config(plain(one)))
         entries = dict(table.entries)
         for key, item in set_later.items():
-            before = entries.get(key) or (Item(table.rest[0], key) if table.rest else ABSENT)
+            before = entries.get(key) or (Item(rest[0], key) if rest else ABSENT)
             entries[key] = choose(
                 [before if isinstance(option, Absent) else option for option in options_of(item)]
             )
-        return Dict(entries, table.rest)
+        return Dict(entries, rest)
+
+    def is_checkpoint_config(self, value: Value) -> bool:
+        """Whether a value is `model.generation_config`: the checkpoint decides what it holds."""
+        if not isinstance(value, Member) or value.name != "generation_config":
+            return False
+        return self.kinds.of(value.base).kind in ("model", "base")
 
     def model_config(self) -> Dict:
         """What was set on `model.generation_config`."""
@@ -255,17 +268,8 @@ class Context:
     def rest_fact(self) -> Fact | None:
         """What stands for a setting that may be among `**kwargs`; None where no such are taken."""
         for rest in self.settings.rest:
-            inner = plain(rest)
-            if id(rest) in self.inputs or self.is_input(rest):
-                continue
-            if isinstance(inner, Argument):
-                return Fact(None, f"arg {inner.name}", f"**{inner.name}")
-            if isinstance(inner, Option):
-                return Fact(
-                    None, f"arg {inner.name}" if inner.is_argument else "config", f"**{inner.name}"
-                )
-            fact = fact_of(inner, GENERATION_CONFIG)
-            return Fact(None, "config" if fact.source == "config" else "computed", f"**{fact.text}")
+            if id(rest) not in self.inputs and not self.is_input(rest):
+                return fact_of_rest(rest)
         return None
 
     @cached_property
@@ -286,9 +290,7 @@ class Context:
         for option in options_of(value):
             inner = plain(option)
             name = inner.name if isinstance(inner, (Argument, Option, Symbol)) else ""
-            if re.search(
-                r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual", str(name)
-            ):
+            if TENSORS.search(str(name)) and not SETTINGS.search(str(name)):
                 continue
             if isinstance(inner, (Call, Element, Unknown)) and self.is_encoded(inner):
                 continue
@@ -314,8 +316,9 @@ class Context:
             is_rendered = callee.name == "apply_chat_template"
             if is_rendered or self.is_encoded(callee.base, depth + 1):
                 return True
-        text = source_text(call.node, 200)
-        return re.search(r"processor|tokeniz|encode|prepare|collat|inputs", text) is not None
+        name = source_text(call.node.func, 200)
+        is_named = re.search(r"processor|tokeniz|encode|prepare|collat|inputs", name) is not None
+        return is_named and not SETTINGS.search(name)
 
 
 def attributes_of(value: Value) -> dict[str, Value]:

@@ -243,6 +243,18 @@ class Evaluator:
                 found = Dict(found.entries, (*found.rest, Unknown(source_text(node))))
         return found
 
+    def value_DictComp(self, node: ast.DictComp, frame: Frame) -> Value:
+        """`{k: v for k, v in d.items() if v is not None}` is d: None is what was not given."""
+        first = node.generators[0]
+        pair = [dotted_name(node.key), dotted_name(node.value)]
+        targets = [dotted_name(part) for part in getattr(first.target, "elts", ())]
+        is_filtered = any(not is_none_test(test, pair[1]) for test in first.ifs)
+        items = first.iter.func if isinstance(first.iter, ast.Call) else None
+        is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
+        if len(node.generators) > 1 or is_filtered or not is_of_items or targets != pair:
+            return Unknown(source_text(node))
+        return self.value(items.value, frame)  # type: ignore[union-attr]
+
     def value_JoinedStr(self, node: ast.JoinedStr, frame: Frame) -> Value:
         parts = [
             self.value(part.value, frame)
@@ -474,14 +486,17 @@ class Evaluator:
             needed = reaching.condition(binding)
             if needed is None:
                 continue
-            if binding.kind in ITEMS and binding.name == name:
+            suffix = binding.name[len(name) + 1 :]
+            if binding.kind in ITEMS and not suffix:
                 value = self.with_item(value, binding, frame, needed)
+            elif binding.kind in ITEMS:
+                old = attributes.get(suffix, Member(value, suffix))
+                attributes[suffix] = self.with_item(old, binding, frame, needed)
             elif binding.kind == "call" and isinstance(binding.value, ast.Call):
                 effects.append(
                     Effect(getattr(binding.value.func, "attr", ""), binding.value, frame)
                 )
-            elif binding.kind in BASES and binding.name != name:
-                suffix = binding.name[len(name) + 1 :]
+            elif binding.kind in BASES and suffix:
                 new = self.bound(binding, frame)
                 attributes[suffix] = self.conditional(
                     attributes.get(suffix), new, needed, binding.name
@@ -503,7 +518,7 @@ class Evaluator:
         if name in scope.bindings:
             found += [binding for binding in scope.bindings[name] if binding.kind not in BASES]
         for other in scope.below.get(name, ()):
-            found += [binding for binding in scope.bindings[other] if binding.kind in BASES]
+            found += [binding for binding in scope.bindings[other] if binding.kind != "call"]
         return sorted(found, key=lambda binding: binding.position)
 
     @staticmethod
@@ -1124,16 +1139,16 @@ def is_missing_test(test: ast.expr, name: str) -> bool:
 
 def is_given_test(test: ast.expr, name: str) -> bool:
     """Whether a test holds where a value was given: `x`, `x is not None`."""
-    if not name:
+    return bool(name) and (dotted_name(test) == name or is_none_test(test, name))
+
+
+def is_none_test(test: ast.expr, name: str) -> bool:
+    """`x is not None`"""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.IsNot):
         return False
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
-        other = test.comparators[0]
-        return (
-            isinstance(other, ast.Constant)
-            and other.value is None
-            and dotted_name(test.left) == name
-        )
-    return dotted_name(test) == name
+    other = test.comparators[0]
+    is_none = isinstance(other, ast.Constant) and other.value is None
+    return is_none and len(test.ops) == 1 and dotted_name(test.left) == name
 
 
 def mentions(node: ast.AST, name: str) -> bool:

@@ -12,7 +12,7 @@ from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import Load, Thing
 from parity.scan.load_facts import LoadFacts
-from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
+from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
     Call,
     Choice,
@@ -113,12 +113,11 @@ class PromptFacts(LoadFacts):
             return facts[0]
         return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
 
-    def encoding_setting(self, *names: str) -> Value | None:
+    def encoding_setting(self, name: str) -> Value | None:
         """A setting of the nearest call of a tokenizer that has it."""
         for encoding in self.encodings:
-            for name in names:
-                if name in encoding.settings.entries:
-                    return encoding.settings.entries[name]
+            if name in encoding.settings.entries:
+                return encoding.settings.entries[name]
         return None
 
     def read_padding_side(self) -> Fact:
@@ -176,8 +175,12 @@ class PromptFacts(LoadFacts):
     def read_truncation(self) -> Fact:
         if self.block.is_remote:
             return REMOTE
-        given = self.encoding_setting("truncation")
-        return fact_of(given, not_said("the library (False)"))
+        unsaid = not_said("the library (False)")
+        for encoding in self.encodings:
+            if "truncation" not in encoding.settings.entries and encoding.settings.rest:
+                unsaid = fact_of_rest(encoding.settings.rest[0])
+                break
+        return fact_of(self.encoding_setting("truncation"), unsaid)
 
     # == Template ==
 
@@ -315,9 +318,7 @@ class PromptFacts(LoadFacts):
         value = settings.entries.get(name, inner.entries.get(name))
         if value is not None or not settings.rest or self.is_vllm_chat:
             return fact_of(value, unsaid)
-        rest = fact_of(settings.rest[0], unsaid)
-        source = rest.source if rest.source.startswith("arg ") else "config"
-        return Fact(None, source, f"**{rest.text}")
+        return fact_of_rest(settings.rest[0])
 
     def read_add_generation_prompt(self) -> Fact:
         default = "vLLM (True)" if self.is_vllm_chat else "the library (False)"

@@ -24,11 +24,7 @@ class SamplingFacts(LoadFacts):
             return NOTHING_GENERATED
         if block.library == "loop":
             return not_said("the loop, which has none")
-        return (
-            REMOTE
-            if block.is_remote and not self.settings.entries and not self.settings.rest
-            else GENERATION_CONFIG
-        )
+        return REMOTE if block.is_remote else GENERATION_CONFIG
 
     def vllm_default(self, default: str) -> Fact:
         """Without SamplingParams vLLM takes those of the checkpoint, with them its defaults."""
@@ -132,7 +128,7 @@ class SamplingFacts(LoadFacts):
         return self.sampling("", "num_beams")
 
     def read_n(self) -> Fact:
-        default = not_said("the library (1)")
+        default = REMOTE if self.block.is_remote else not_said("the library (1)")
         if self.block.library in ("score", "loop"):
             return NOTHING_GENERATED if self.block.library == "score" else default
         name = "n" if self.block.library == "vllm" else "num_return_sequences"

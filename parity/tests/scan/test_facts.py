@@ -346,3 +346,54 @@ def f(x):
     return tokenizer.decode(ids[0][1:], skip_special_tokens=True)
 """
     assert facts_of(code)["prompt_slice"].value == "none"
+
+
+UNSAID = "None <not said: the checkpoint's generation_config.json>"
+
+
+@pytest.mark.parametrize(
+    ("signature", "call", "expected"),
+    [
+        ("x, cfg", "model.generate(x, cfg)", "None <arg cfg>"),
+        ("x, prompt_kwargs", "model.generate(**tokenizer(x), **prompt_kwargs)", "None <arg prompt_kwargs>"),
+        ("x, o", "model.generate(x, generation_config=GenerationConfig.from_dict(o))", "None <arg o>"),
+        ("x, o", "model.generation_config.update(**o)\n    model.generate(x)", "None <arg o>"),
+        ("x", "model.generation_config.update(temperature=0.5)\n    model.generate(x)", "0.5 <literal>"),
+        ("x", "g = model.generation_config\n    g.top_p = 0.5\n    model.generate(x, generation_config=g)", UNSAID),
+        ("x, o", "model.generate(x, **{k: v for k, v in o.items() if v is not None})", "None <arg o>"),
+        (
+            "x, t=0",
+            "d = {'temperature': t}\n    model.generate(x, **{k: v for k, v in d.items() if v is not None})",
+            "0 <arg t>",
+        ),
+        (
+            "x",
+            "d = {'temperature': 0}\n    model.generate(x, **{k: v for k, v in d.items() if v})",
+            "None <computed>",
+        ),
+    ],
+)
+def test_setting_that_may_be_in_what_cannot_be_read_is_not_unsaid(signature: str, call: str, expected: str) -> None:
+    code = f"from transformers import GenerationConfig\ndef f({signature}):\n    {call}"
+    assert shown(fact_of_call(code, "temperature")) == expected
+
+
+def test_vllm_setting_that_may_be_in_keyword_arguments_is_not_unsaid() -> None:
+    assert facts_of(f"{VLLM}def f(**kw):\n    return llm.generate(**kw)")["temperature"].source == "arg kw"
+
+
+def test_load_setting_that_may_be_in_model_kwargs_is_not_unsaid() -> None:
+    code = f"{HEAD}def f(q, kw):\n    return pipeline('text-generation', model='m', model_kwargs=kw)(q)"
+    assert facts_of(code)["dtype"].source == "arg kw"
+
+
+def test_truncation_that_may_be_in_keyword_arguments_of_the_tokenizer_is_not_unsaid() -> None:
+    code = f"{LOAD}def f(q, kw):\n    x = tokenizer(q, **kw)\n    return model.generate(**x)"
+    assert facts_of(code)["truncation"].source == "arg kw"
+
+
+@pytest.mark.parametrize("name", ["do_sample", "temperature", "max_new_tokens", "n", "stop"])
+def test_remote_chat_decides_what_the_call_does_not_say(name: str) -> None:
+    code = "from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\n"
+    facts = facts_of(code + "m.chat(image=i, msgs=ms, tokenizer=t, sampling=True)")
+    assert facts[name].source == "inside the checkpoint's code"
