@@ -139,10 +139,8 @@ class Context:
         if block.library == "vllm":
             return self.sampling_params(given)
         config = given.entries.get("generation_config") or given.entries.get("generate_kwargs")
-        if config is None and block.is_remote:
-            config = self.remote_config()
-        if config is None and block.form == "generate" and len(block.node.args) > 1:
-            config = self.evaluator.value(block.node.args[1], self.evaluator.frame(block.scope))
+        if config is None and block.form in ("generate", "chat"):
+            config = self.positional_config()
         table = self.model_config()
         if block.library == "pipeline":
             for load in block.thing.loads[:1]:
@@ -165,18 +163,17 @@ class Context:
         self.has_sampling_params = value is not None
         return self.config_of(value) if value is not None else Dict({}, given.rest)
 
-    def remote_config(self) -> Value | None:
-        """The generation settings among the positional arguments of `model.chat(tokenizer, pixels,
-        question, config)`."""
+    def positional_config(self) -> Value | None:
+        """The settings among positional arguments: `model.generate(ids, config)`,
+        `model.chat(tokenizer, pixels, question, config)`."""
         frame = self.evaluator.frame(self.block.scope)
-        for node in self.block.node.args[1:5]:
+        for node in self.block.node.args[1 : 5 if self.block.is_remote else 2]:
             value = self.evaluator.value(node, frame)
             inner = plain(value)
-            if (
-                isinstance(inner, Dict)
-                or "config" in dotted_name(node)
-                or "kwargs" in dotted_name(node)
-            ):
+            is_config = isinstance(inner, Dict) or (
+                isinstance(inner, Call) and is_config_call(inner)
+            )
+            if is_config or SETTINGS.search(dotted_name(node).lower()):
                 return value
         return None
 

@@ -486,24 +486,34 @@ class Evaluator:
             needed = reaching.condition(binding)
             if needed is None:
                 continue
-            suffix = binding.name[len(name) + 1 :]
-            if binding.kind in ITEMS and not suffix:
-                value = self.with_item(value, binding, frame, needed)
+            attribute = binding.name[len(name) + 1 :]
+            if attribute:
+                self.set_attribute(attributes, value, attribute, (binding, needed, frame))
             elif binding.kind in ITEMS:
-                old = attributes.get(suffix, Member(value, suffix))
-                attributes[suffix] = self.with_item(old, binding, frame, needed)
+                value = self.with_item(value, binding, frame, needed)
             elif binding.kind == "call" and isinstance(binding.value, ast.Call):
                 effects.append(
                     Effect(getattr(binding.value.func, "attr", ""), binding.value, frame)
                 )
-            elif binding.kind in BASES and suffix:
-                new = self.bound(binding, frame)
-                attributes[suffix] = self.conditional(
-                    attributes.get(suffix), new, needed, binding.name
-                )
         if attributes or effects:
             return Changed(value, attributes, tuple(effects))
         return value
+
+    def set_attribute(
+        self,
+        attributes: dict[str, Value],
+        value: Value,
+        name: str,
+        change: tuple[Binding, list[Arm], Frame],
+    ) -> None:
+        """What a binding does to an attribute of a value: it sets it, or an item of it."""
+        binding, needed, frame = change
+        if binding.kind in BASES:
+            new = self.bound(binding, frame)
+            attributes[name] = self.conditional(attributes.get(name), new, needed, binding.name)
+        elif not isinstance(plain(value), Instance):  # of which all methods are followed
+            old = attributes.get(name) or self.attribute(value, name)
+            attributes[name] = self.with_item(old, binding, frame, needed)
 
     def effects(self, scope: Scope, name: str) -> list[Binding]:
         """What a scope does to a name and to its attributes, in order."""
