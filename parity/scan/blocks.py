@@ -30,7 +30,6 @@ from parity.scan.values import (
     Value,
     options_of,
     plain,
-    symbol_name,
 )
 
 GENERATE = {
@@ -235,6 +234,7 @@ class Finder:
         form = function.attr if function.attr == "beam_search" else "generate"
         if function.attr in CHAT - {"beam_search"}:
             form = "chat"
+        thing = thing.only("vllm" if library == "vllm" else "model") if thing.others else thing
         return self.make(at, scope, library, form if at is call else "thread", thing, function)
 
     def reason_against(
@@ -269,13 +269,15 @@ class Finder:
         self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope
     ) -> str:
         """The library of a call of generate or chat; "" where nothing tells of a model."""
-        if thing.kind in ("model", "base", "vllm"):
-            return "vllm" if thing.kind == "vllm" else "transformers"
+        if self.takes_sampling_params(call, scope):
+            return "vllm"
         names = {keyword.arg for keyword in call.keywords if keyword.arg}
+        if thing.kind in ("model", "vllm") and not (thing.may_be("model") and thing.may_be("vllm")):
+            return "vllm" if thing.kind == "vllm" else "transformers"
         receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
         if thing.kind == "own" and not names & HF_SETTINGS:
             return ""
-        if self.takes_sampling_params(call, scope):
+        if self.is_named_engine(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
             is_model = MODEL_NAMES.search(receiver.rpartition(".")[2]) is not None
@@ -283,29 +285,24 @@ class Finder:
         else:
             is_fed = bool(names & HF_SETTINGS) or self.takes_inputs(call, scope)
             is_hf = is_fed or self.is_decoded(call, receiver, scope)
-        return "transformers" if is_hf else ""
+        if is_hf:
+            return "transformers"
+        return "vllm" if thing.may_be("vllm") else ""
 
     def takes_sampling_params(self, call: ast.Call, scope: Scope) -> bool:
         nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
-        for node in [*nodes, *call.args[1:2]]:
-            for option in options_of(self.evaluator.value(node, self.evaluator.frame(scope))):
-                inner = plain(option)
-                name = symbol_name(inner.callee) if isinstance(inner, Call) else ""
-                if name.rpartition(".")[2] in ("SamplingParams", "BeamSearchParams"):
-                    return True
-        return self.is_named_engine(call, scope)
+        return any(self.thing(node, scope).kind == "params" for node in (*nodes, *call.args[1:2]))
 
     def is_named_engine(self, call: ast.Call, scope: Scope) -> bool:
-        """Whether `model.generate(..., sampling_params=p)` is vLLM's: a thing that is called a
-        model, and p, which is not known, no dictionary (of other engines)."""
+        """Whether `model.generate(prompts, sampling_params)` is vLLM's: a thing that is called a
+        model, and settings of that name, which are not known, no dictionary (of other engines)."""
         receiver = dotted_name(call.func).rpartition(".")[0].rpartition(".")[2]
         if not re.search(r"engine|vllm", receiver, re.I) and not MODEL_NAMES.search(receiver):
             return False
-        for keyword in call.keywords:
-            if keyword.arg == "sampling_params":
-                value = self.evaluator.value(keyword.value, self.evaluator.frame(scope))
-                return not isinstance(plain(value), Dict)
-        return False
+        nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
+        nodes += [n for n in call.args[1:2] if dotted_name(n).endswith("sampling_params")]
+        values = [self.evaluator.value(node, self.evaluator.frame(scope)) for node in nodes[:1]]
+        return any(not isinstance(plain(value), Dict) for value in values)
 
     def takes_tokenizer(self, call: ast.Call, scope: Scope) -> bool:
         for node in (
@@ -487,7 +484,7 @@ class Finder:
         ):
             return False
         thing = self.forward_thing(call, scope)
-        if thing.kind in ("model", "base"):
+        if thing.kind == "model":
             return True
         if thing.kind == "classifier":
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")

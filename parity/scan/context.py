@@ -227,7 +227,7 @@ class Context:
         """Whether a value is `model.generation_config`: the checkpoint decides what it holds."""
         if not isinstance(value, Member) or value.name != "generation_config":
             return False
-        return self.kinds.of(value.base).kind in ("model", "base")
+        return self.kinds.of(value.base).kind == "model"
 
     def model_config(self) -> Dict:
         """What was set on `model.generation_config`."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parity.scan.evaluator import Evaluator, annotation_names
+from parity.scan.evaluator import Evaluator, annotation_names, is_placeholder
 from parity.scan.index import END, Class, Scope
 from parity.scan.values import (
     Argument,
@@ -50,6 +50,7 @@ ENCODES = re.compile(
 )
 TOKENIZES = re.compile(r"(Tokenizer|TokenizerFast|TokenizerBase|TokenizerWrapper|get_tokenizer)$")
 PROCESSES = re.compile(r"(Processor|FeatureExtractor|ProcessorMixin)$")
+SAMPLES = re.compile(r"(SamplingParams|BeamSearchParams)$")
 NETWORKS = re.compile(r"(^|\.)(PreTrainedModel|GenerationMixin|PushToHubMixin|\w+PreTrainedModel)$")
 CALLS_API = re.compile(
     r"^(openai|anthropic|litellm|google|vertexai|cohere|mistralai|together|groq|huggingface_hub"
@@ -121,9 +122,10 @@ PARTS = {  # attributes of a model that are models themselves
     "policy_model",
     "policy", "thinker", "internlm_model", "language_decoder", "lang_encoder", "vicuna_model",
 }  # fmt: skip
+ADAPTER_METHODS = {"load_adapter", "load_lora_weights", "add_adapter", "set_adapter"}
 MAX_DEPTH = 40
 RANK = (
-    "model", "vllm", "pipeline", "langchain", "base", "tokenizer", "processor", "classifier",
+    "model", "vllm", "params", "pipeline", "langchain", "tokenizer", "processor", "classifier",
     "encoder", "diffusers",
     "engine", "api", "network", "own",
 )  # fmt: skip
@@ -146,17 +148,35 @@ class Load:
 class Thing:
     """What an object is.   kind: one of RANK, or "unknown".   loads: the ways it may have been
     made.
-    argument: the name of the parameter that it comes in by. own: a class of the repository."""
+    argument: the name of the parameter that it comes in by. own: a class of the repository.
+    others: what else it may be, by a branch."""
 
     kind: str
     loads: tuple[Load, ...] = ()
     argument: str = ""
     own: Class | None = None
     task: str = ""
+    others: tuple[Thing, ...] = ()
 
     @property
     def name(self) -> str:
-        return self.loads[0].name if self.loads else (self.own.name if self.own else "")
+        """The class; all of them, where a condition chooses."""
+        names = dict.fromkeys(load.name for load in self.loads if load.name)
+        return " or ".join(names) or (self.own.name if self.own else "")
+
+    def may_be(self, kind: str) -> bool:
+        return kind in (self.kind, *(other.kind for other in self.others))
+
+    def only(self, kind: str) -> Thing:
+        """What it is where it is of this kind."""
+        for thing in (self, *self.others):
+            if thing.kind == kind:
+                return replace(thing, argument=self.argument, others=())
+        return Thing("unknown", argument=self.argument)
+
+    def with_loads(self, change: Callable[[Load], Load]) -> Thing:
+        others = tuple(other.with_loads(change) for other in self.others)
+        return replace(self, loads=tuple(map(change, self.loads)), others=others)
 
 
 UNKNOWN = Thing("unknown")
@@ -176,12 +196,13 @@ def class_kind(name: str) -> str:
     tables = (
         ("langchain", LANGCHAIN), ("classifier", CLASSIFIES), ("encoder", ENCODES),
         ("model", GENERATES), ("tokenizer", TOKENIZES), ("processor", PROCESSES),
+        ("params", SAMPLES),
     )  # fmt: skip
     for kind, pattern in tables:
         if pattern.search(last):
             return kind
     if last in ("AutoModel", "PreTrainedModel"):
-        return "base"
+        return "model"
     if re.search(r"(Diffusion|Flux|Img2Img|Text2Image)\w*Pipeline$", last):
         return "diffusers"
     return ""
@@ -191,19 +212,27 @@ def best(things: Sequence[Thing]) -> Thing:
     """The likeliest of several, with the loads of all of its kind."""
     if any(thing.kind == "unknown" for thing in things):
         things = [thing for thing in things if thing.kind not in ("own", "network")]
+    every = list[Thing]()
+    for thing in things:
+        every += [replace(thing, others=()), *thing.others]
+    found = list[Thing]()
     for kind in RANK:
-        same = [thing for thing in things if thing.kind == kind]
+        same = [thing for thing in every if thing.kind == kind]
         if same:
-            loads = list[Load]()
-            for thing in same:
-                loads += [
-                    load
-                    for load in thing.loads
-                    if load.call is None or load.call not in [o.call for o in loads]
-                ]
-            argument = next((thing.argument for thing in same if thing.argument), "")
-            return replace(same[0], loads=tuple(loads), argument=argument)
-    return things[0] if things else UNKNOWN
+            found.append(united(same))
+    if not found:
+        return things[0] if things else UNKNOWN
+    return replace(found[0], others=tuple(found[1:]))
+
+
+def united(same: Sequence[Thing]) -> Thing:
+    """Things of one kind as one, with the loads of all."""
+    loads = list[Load]()
+    for thing in same:
+        calls = [load.call for load in loads]
+        loads += [load for load in thing.loads if load.call is None or load.call not in calls]
+    argument = next((thing.argument for thing in same if thing.argument), "")
+    return replace(same[0], loads=tuple(loads), argument=argument)
 
 
 class Kinds:
@@ -235,7 +264,7 @@ class Kinds:
         return found
 
     def describe(self, value: Value) -> Thing:
-        options = options_of(value)
+        options = [o for o in options_of(value) if not is_placeholder(o)] or options_of(value)
         if len(options) > 1:
             return best([self.of(option) for option in options])
         value = options[0]
@@ -247,27 +276,17 @@ class Kinds:
 
     def of_Changed(self, value: Changed) -> Thing:
         thing = self.of(value.base)
-        loads = []
-        for load in thing.loads or (Load(""),):
-            adapters = load.adapters
-            for effect in value.effects:
-                if effect.method in (
-                    "load_adapter",
-                    "load_lora_weights",
-                    "add_adapter",
-                    "set_adapter",
-                ):
-                    adapters = (*adapters, effect.method)
-            attributes = {**load.attributes, **value.attributes}
-            loads.append(
-                replace(
-                    load,
-                    effects=(*load.effects, *value.effects),
-                    attributes=attributes,
-                    adapters=adapters,
-                )
+        adapters = [e.method for e in value.effects if e.method in ADAPTER_METHODS]
+
+        def changed(load: Load) -> Load:
+            return replace(
+                load,
+                effects=(*load.effects, *value.effects),
+                attributes={**load.attributes, **value.attributes},
+                adapters=(*load.adapters, *adapters),
             )
-        return replace(thing, loads=tuple(loads))
+
+        return replace(thing, loads=thing.loads or (Load(""),)).with_loads(changed)
 
     def of_Element(self, value: Element) -> Thing:
         base = plain(value.base)
@@ -340,11 +359,7 @@ class Kinds:
             if not isinstance(node, (ast.Constant, ast.Starred)):
                 things.append(self.of(self.evaluator.value(node, value.frame)))
         return best(
-            [
-                thing
-                for thing in things
-                if thing.kind in ("model", "base", "vllm", "pipeline", "langchain")
-            ]
+            [thing for thing in things if thing.kind in ("model", "vllm", "pipeline", "langchain")]
         )
 
     def of_symbol_call(self, name: str, value: Call) -> Thing:
@@ -367,8 +382,7 @@ class Kinds:
         inner = self.argument_thing(value)
         if "Peft" not in name and not name.endswith("get_peft_model"):
             return inner
-        loads = [replace(load, adapters=(*load.adapters, name)) for load in inner.loads]
-        return replace(inner, loads=tuple(loads))
+        return inner.with_loads(lambda load: replace(load, adapters=(*load.adapters, name)))
 
     def of_loader(self, name: str, value: Call) -> Thing:
         """`Class.from_pretrained(...)`, `Class(...)`."""
@@ -419,17 +433,11 @@ class Kinds:
         if name in PASSES:
             effect = Effect(name, value.node, value.frame)
             thing = self.of(callee.base)
-            loads = [replace(load, effects=(*load.effects, effect)) for load in thing.loads]
-            return replace(thing, loads=tuple(loads))
+            return thing.with_loads(lambda load: replace(load, effects=(*load.effects, effect)))
         if name in ("get_tokenizer", "_get_tokenizer"):
             return Thing("tokenizer", self.of(callee.base).loads)
-        return self.of_unknown_loader(callee) if name == "from_pretrained" else UNKNOWN
-
-    def of_unknown_loader(self, callee: Member) -> Thing:
-        """`cls.from_pretrained(...)` of a class that is chosen at run time."""
-        for option in options_of(callee.base):
-            if isinstance(option, Symbol) and class_kind(option.name):
-                return Thing(class_kind(option.name), (Load(option.name.rpartition(".")[2]),))
+        if name == "from_pretrained":  # of a class that is chosen at run time
+            return Thing("unknown", (self.load_of("", value),))
         return UNKNOWN
 
     # == Parts ==
@@ -506,7 +514,7 @@ class Kinds:
             elif isinstance(found, Symbol):
                 kind = class_kind(found.name)
                 if not kind and NETWORKS.search(found.name):
-                    kind = "base"
+                    kind = "model"
                 if found.name.endswith("Pipeline") and kind == "":
                     kind = "pipeline"
                 if kind:
@@ -559,7 +567,7 @@ def nth_annotation(node: ast.expr | None, index: Any) -> ast.expr | None:
 
 def part_kind(kind: str, name: str) -> str:
     """What an attribute of a thing is; "" where that is not known."""
-    if kind in ("model", "base"):
+    if kind == "model":
         return "model" if name in PARTS else ""
     parts = {"pipeline": ("model", "tokenizer"), "processor": ("tokenizer",)}
     return name if name in parts.get(kind, ()) else ""

@@ -275,3 +275,48 @@ def test_find_attribute_that_is_an_engine_or_a_pipeline_by_a_branch_finds_both_c
             return self.pipe.generate(prompts)
     """
     assert [block.library for block in scan_text(code).blocks] == ["pipeline", "vllm"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(model, prompts, sampling_params):\n    return model.generate(prompts, sampling_params)",
+        "from vllm import SamplingParams\ndef f(model, x, p: SamplingParams):\n    return model.generate(x, p)",
+        "from vllm import SamplingParams\ndef f(llm, x, p):\n    return llm.generate(x, p)\nf(m, x, SamplingParams())",
+    ],
+)
+def test_find_sampling_params_tell_of_vllm(code: str) -> None:
+    assert [block.library for block in scan_text(code).blocks] == ["vllm"]
+
+
+def test_find_what_a_call_is_given_decides_among_the_classes_of_a_model() -> None:
+    code = """
+from transformers import AutoModelForCausalLM
+from vllm import LLM, SamplingParams
+def f(model, prompts):
+    return model.generate(prompts, SamplingParams(temperature=0))
+def g(model, ids):
+    return model.generate(input_ids=ids)
+def run(fast, x):
+    model = LLM("m", dtype="half") if fast else AutoModelForCausalLM.from_pretrained("m", dtype="bfloat16")
+    return f(model, x) if fast else g(model, x)
+"""
+    found = [(b.library, b.block.thing.name, b.facts["dtype"].value) for b in scan_text(code).blocks]
+    assert found == [("vllm", "LLM", "float16"), ("transformers", "AutoModelForCausalLM", "bfloat16")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("if 'llava' in name:\n    cls = LlavaForConditionalGeneration\nelse:\n    cls = AutoModelForCausalLM", "both"),
+        ("cls = AutoModelForCausalLM\nif 'llava' in name:\n    cls = LlavaForConditionalGeneration", "both"),
+        ("cls = {'a': LlavaForConditionalGeneration, 'b': AutoModelForCausalLM}[name]", "both"),
+        ("cls = getattr(transformers, name)", ""),
+    ],
+)
+def test_find_a_class_that_a_condition_chooses_is_all_of_them(choice: str, expected: str) -> None:
+    code = f"import transformers\nfrom transformers import *\n{choice}\n"
+    [block] = scan_text(code + "model = cls.from_pretrained(name, dtype='auto')\nmodel.generate(input_ids=x)").blocks
+    names = {"LlavaForConditionalGeneration", "AutoModelForCausalLM"} if expected else {""}
+    assert set(block.block.thing.name.split(" or ")) == names
+    assert block.facts["dtype"].value == "auto"
