@@ -246,7 +246,8 @@ class Finder:
         is_self = dotted_name(function.value) == scope.self_name
         if thing.own is not None and thing.own is scope.self_class and is_self:
             return f"inside the code of the model class {thing.own.name}"
-        own = self.own_method(function, scope)
+        is_other = thing.kind in ("model", "vllm") and thing.own is None
+        own = None if is_other else self.own_method(function, scope)
         if own is not None:
             return f"this repository's own {own.qualname}"
         if thing.kind in LOOK_ALIKES:
@@ -275,8 +276,8 @@ class Finder:
         if thing.kind in ("model", "vllm") and not (thing.may_be("model") and thing.may_be("vllm")):
             return "vllm" if thing.kind == "vllm" else "transformers"
         receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
-        if thing.kind == "own" and not names & HF_SETTINGS:
-            return ""
+        if thing.kind == "own":
+            return "transformers" if names & HF_SETTINGS and self.may_delegate(thing) else ""
         if self.is_named_engine(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
@@ -288,6 +289,13 @@ class Finder:
         if is_hf:
             return "transformers"
         return "vllm" if thing.may_be("vllm") else ""
+
+    def may_delegate(self, thing: Thing) -> bool:
+        """Whether an object may have methods that its class, of this repository, does not show."""
+        assert thing.own is not None
+        if self.evaluator.outer_bases(thing.own):
+            return True
+        return any("__getattr__" in cls.methods for cls in self.evaluator.ancestors(thing.own))
 
     def takes_sampling_params(self, call: ast.Call, scope: Scope) -> bool:
         nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]

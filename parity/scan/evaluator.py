@@ -891,7 +891,10 @@ class Evaluator:
         words = [literal_of(self.value(argument, frame))[1] for argument in node.args[:2]]
         if not words or not all(isinstance(word, str) for word in words):
             return None
-        return Symbol(".".join(words))
+        name = ".".join(words)
+        module = frame.scope.module
+        found = self.repository.find(name, module)
+        return Symbol(name) if found is None else self.definition(found, module, name)
 
     def cast(self, name: str, value: Value, node: ast.Call) -> Value:
         is_known, constant = literal_of(value)

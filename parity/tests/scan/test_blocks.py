@@ -320,3 +320,41 @@ def test_find_a_class_that_a_condition_chooses_is_all_of_them(choice: str, expec
     names = {"LlavaForConditionalGeneration", "AutoModelForCausalLM"} if expected else {""}
     assert set(block.block.thing.name.split(" or ")) == names
     assert block.facts["dtype"].value == "auto"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Report:\n    def build(self): ...\ndef f(x):\n    return Report().generate(x, max_new_tokens=3)",
+        """
+class Client:
+    def generate(self, x, max_new_tokens): ...
+class Pipe:
+    def __init__(self, client=None):
+        self.client = Client() if client is None else client
+    def run(self, x):
+        return self.client.generate(x, max_new_tokens=3)
+""",
+        """
+import importlib
+class Client:
+    def generate(self, x, max_new_tokens): ...
+def make(kind):
+    return getattr(importlib.import_module("old"), "Client")(kind)
+def run(x):
+    return make("a").generate(x, max_new_tokens=3)
+""",
+    ],
+)
+def test_find_a_method_of_a_class_of_the_repository_that_is_no_model_is_no_block(code: str) -> None:
+    assert scan_text(code).blocks == []
+
+
+def test_find_a_class_that_hands_everything_on_may_be_a_model() -> None:
+    code = "class Lazy:\n    def __getattr__(self, name): ...\nLazy().generate(input_ids=x)"
+    assert len(scan_text(code).blocks) == 1
+
+
+def test_find_a_model_or_a_wrapper_of_it_is_a_block() -> None:
+    code = "class Wrapper:\n    def generate(self, ids): ...\nmodel = Wrapper() if small else model\nmodel.generate(x)"
+    assert len(scan_text(LOAD + code).blocks) == 1
