@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ LEAVES = {
     ast.Mult, ast.Div, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot,
     ast.In, ast.NotIn, ast.Not, ast.USub,
 }  # fmt: skip
+SEEDS = re.compile(
+    r"(^|[._])(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed"
+    r"|enable_full_determinism)$"
+)
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -592,6 +597,18 @@ class Repository:
             for call in scope.calls:
                 found[called_name(call)].append((scope, call))
         return found
+
+    @cached_property
+    def seeding_functions(self) -> set[str]:
+        """The last names of functions that seed torch, themselves or by one that does."""
+        found = set[str]()
+        for source in self.sources:
+            may_seed = "_seed(" in source.text or "seed_everything" in source.text
+            module = self.module(source) if may_seed else None
+            for scope in module.scopes if module is not None else ():
+                if any(SEEDS.search(dotted_name(call.func)) for call in scope.calls):
+                    found.add(scope.name)
+        return found - {"", "main", "__init__"}
 
     @cached_property
     def subclasses(self) -> dict[str, list[Class]]:

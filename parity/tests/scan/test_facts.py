@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, shown
+from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_texts, shown
 
 HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, pipeline\n"
 TOKENIZER = "tok = AutoTokenizer.from_pretrained('m')\n"
@@ -252,6 +252,24 @@ def test_kind_is_that_of_the_class(name: str, kind: str) -> None:
 def test_seed_is_found_where_the_script_starts() -> None:
     code = LOAD + "def f():\n    return model.generate(**x)\ndef main():\n    torch.manual_seed(7)\n    f()\n"
     assert facts_of(code)["seed"].value == 7
+
+
+@pytest.mark.parametrize(
+    ("helper", "expected"),
+    [
+        ("def fix(seed=3):\n    random.seed(seed)\n    torch.manual_seed(seed)", "5 <literal>"),
+        ("def fix(seed):\n    both(seed + 1)\ndef both(n):\n    torch.manual_seed(n)", "6 <literal>"),
+        ("def fix(seed):\n    hf_set_seed(seed)\nfrom transformers import set_seed as hf_set_seed", "5 <literal>"),
+        ("def fix(seed):\n    np.random.seed(seed)", "None <not said: nobody: the global generator as it stands>"),
+    ],
+)
+def test_seed_is_what_a_function_of_the_repository_gives_torch(helper: str, expected: str) -> None:
+    files = {
+        "helpers.py": f"import torch\n{helper}",
+        "old.py": f"{LOAD}from helpers import fix\nfix(5)\nmodel.generate(**x)",
+    }
+    [block] = scan_texts(files).blocks
+    assert shown(block.facts["seed"]) == expected
 
 
 def test_result_a_name_that_holds_ids_first_and_text_later_is_both() -> None:
