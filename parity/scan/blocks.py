@@ -560,20 +560,10 @@ class Finder:
             r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text
         ):
             return True
-        if self.returns_logits(scope):
+        if hands_on_logits(scope):
             return True
         is_last = re.search(r"logits[^\n]{0,40}\[[^\n]{0,40}-\s*1\b", text)
         return bool(is_last and LABELS.search(text))
-
-    def returns_logits(self, scope: Scope) -> bool:
-        """Whether a method hands the logits of a forward pass to a class that scores by them."""
-        if scope.owner is None:
-            return False
-        direct = [node for node in scope.returns if isinstance(node, ast.Attribute)]
-        if not any(node.attr == "logits" and isinstance(node.value, ast.Call) for node in direct):
-            return False
-        classes = self.evaluator.ancestors(scope.owner)
-        return any("log_softmax" in cls.module.source.text for cls in classes)
 
     # == Results ==
 
@@ -650,6 +640,40 @@ def function_text(scope: Scope) -> str:
     if not isinstance(scope.node, FUNCTIONS):
         return scope.module.source.text
     return "\n".join(lines[scope.node.lineno - 1 : scope.node.end_lineno])
+
+
+def hands_on_logits(scope: Scope) -> bool:
+    """Whether logits leave a function: returned, yielded, or stored on its object."""
+    bindings = [binding for group in scope.bindings.values() for binding in group]
+    bindings.sort(key=lambda binding: binding.position)
+    names = set[str]()
+    for binding in bindings:
+        node = binding.value
+        if binding.kind == "call" and isinstance(node, ast.Call):  # parts.append(logits)
+            node = ast.Tuple(node.args) if called_name(node) in ("append", "extend") else None
+        if node is not None and holds_logits(node, names):
+            names.add(binding.name)
+    if any(name.startswith(f"{scope.self_name}.") for name in names if scope.self_name):
+        return True
+    return any(holds_logits(node, names) for node in (*scope.returns, *scope.yields))
+
+
+def holds_logits(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression gives logits or what is computed of them, but not the choice of a
+    token, a shape or a number.   names: that hold logits."""
+    if isinstance(node, ast.Call) and (CHOOSES.search(called_name(node)) or is_measure(node)):
+        return False
+    if isinstance(node, ast.Attribute) and node.attr in ("shape", "device", "dtype"):
+        return False
+    is_attribute = isinstance(node, ast.Attribute) and node.attr == "logits"
+    is_item = isinstance(node, ast.Subscript) and getattr(node.slice, "value", "") == "logits"
+    if is_attribute or is_item or dotted_name(node) in names:
+        return True
+    return any(holds_logits(child, names) for child in ast.iter_child_nodes(node))
+
+
+def is_measure(call: ast.Call) -> bool:
+    return called_name(call) in ("len", "size", "item")
 
 
 def names_in(*nodes: ast.AST) -> set[str]:

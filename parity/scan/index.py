@@ -106,13 +106,17 @@ class Scope:
     imports: dict[str, str] = field(default_factory=dict)
     calls: list[ast.Call] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
+    yields: list[ast.expr] = field(default_factory=list)
     nested: list[Scope] = field(default_factory=list)
     globals: set[str] = field(default_factory=set)
-    is_generator: bool = False
 
     @property
     def name(self) -> str:
         return self.qualname.rpartition(".")[2]
+
+    @property
+    def is_generator(self) -> bool:
+        return bool(self.yields)
 
     @property
     def arguments(self) -> ast.arguments | None:
@@ -518,7 +522,7 @@ class Builder:
         if isinstance(node, ast.NamedExpr):
             self.bind(node.target, node.value, scope, end_of(node))
         elif isinstance(node, (ast.Yield, ast.YieldFrom)):
-            scope.is_generator = True
+            scope.yields.append(node.value or ast.Constant(None))
         elif isinstance(node, ast.comprehension):
             self.bind_elements(node.target, node.iter, scope)
 
@@ -600,7 +604,7 @@ class Repository:
 
     @cached_property
     def seeding_functions(self) -> set[str]:
-        """The last names of functions that seed torch, themselves or by one that does."""
+        """The last names of functions that call what seeds torch."""
         found = set[str]()
         for source in self.sources:
             may_seed = "_seed(" in source.text or "seed_everything" in source.text

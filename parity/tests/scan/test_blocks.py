@@ -358,3 +358,22 @@ def test_find_a_class_that_hands_everything_on_may_be_a_model() -> None:
 def test_find_a_model_or_a_wrapper_of_it_is_a_block() -> None:
     code = "class Wrapper:\n    def generate(self, ids): ...\nmodel = Wrapper() if small else model\nmodel.generate(x)"
     assert len(scan_text(LOAD + code).blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("return model(**x).logits[:, -1]", 1),
+        ("out = model(input_ids=x)\n    return {'logits': out['logits']}", 1),
+        ("for one in x:\n        yield model(input_ids=one).logits", 1),
+        ("parts = []\n    for one in x:\n        parts.append(model(input_ids=one).logits)\n    return parts", 1),
+        ("self.logits = model(input_ids=x).logits.cpu()", 1),
+        ("probs = model(input_ids=x).logits.softmax(-1)\n    return probs", 1),
+        ("logits = model(input_ids=x).logits\n    return logits.argmax(-1)", 0),
+        ("logits = model(input_ids=x).logits\n    return logits.shape", 0),
+        ("logits = model(input_ids=x).logits", 0),
+    ],
+)
+def test_find_logits_that_leave_a_function_are_a_score(body: str, count: int) -> None:
+    code = f"{LOAD}class A:\n  def read(self, x):\n    {body}\n"
+    assert [block.library for block in scan_text(code).blocks] == ["score"] * count
