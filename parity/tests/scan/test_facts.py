@@ -173,6 +173,13 @@ def test_vllm_settings_are_read(given: str, name: str, expected: str) -> None:
         ("tokenizer.decode(out[0]).split('\\n')[0]", ("none", False, True)),
         ("t = tokenizer.decode(out[0])\nt = t[: t.find('###')].strip()", ("none", True, True)),
         ("print(tokenizer.decode(out[0]))", ("none", False, False)),
+        ("t = tokenizer.decode(out[0])\nt[t.find('{') : t.rfind('}') + 1]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\ni = t.find('END')\nt = t[i + 3 :]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.rfind('assistant') :]", ("by_text", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.find(q_prompt) + n :]", ("by_text", False, True)),
+        ("t = tokenizer.decode(out[0])\nm = re.search('a', t)\nt = t[m.end() :]", ("none", False, True)),
+        ("ids = out[0].tolist()\ntokenizer.decode(ids[: ids.index(eos)])", ("none", False, True)),
+        ("ts = tokenizer.batch_decode(out)\nts[:n]", ("none", False, False)),
     ],
 )
 def test_result_is_followed_to_its_text(behind: str, expected: tuple[str, bool, bool]) -> None:
