@@ -243,6 +243,11 @@ class Evaluator:
                 found = Dict(found.entries, (*found.rest, Unknown(source_text(node))))
         return found
 
+    def value_ListComp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
+        return Unknown(source_text(node), (self.value(node.elt, frame),))
+
+    value_GeneratorExp = value_ListComp  # noqa: N815 - named by ast
+
     def value_DictComp(self, node: ast.DictComp, frame: Frame) -> Value:
         """`{k: v for k, v in d.items() if v is not None}` is d: None is what was not given."""
         first = node.generators[0]

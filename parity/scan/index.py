@@ -18,7 +18,8 @@ Position = tuple[int, int]  # line, column
 END: Position = (10**9, 0)
 MAX_OTHERS = 12  # modules that mention no model, and are read for the calls of one function
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.comprehension}
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, *COMPREHENSIONS}
 LEAVES = {
     ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub,
     ast.Mult, ast.Div, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot,
@@ -365,7 +366,7 @@ class Builder:
 
     def visit_For(self, node: ast.For, scope: Scope, prefix: str) -> None:
         self.expression(node.iter, scope, prefix)
-        self.bind_elements(node.target, node.iter, scope)
+        self.bind_elements(node.target, node.iter, scope, end_of(node.iter))
         scope.loops.append((start_of(node), end_of(node)))
         self.block(node.body, scope, prefix)
         self.block(node.orelse, scope, prefix)
@@ -430,8 +431,9 @@ class Builder:
                 path or None,
             )
 
-    def bind_elements(self, target: ast.AST, iterable: ast.expr, scope: Scope) -> None:
-        position = end_of(iterable)
+    def bind_elements(
+        self, target: ast.AST, iterable: ast.expr, scope: Scope, position: Position
+    ) -> None:
         for node in ast.walk(target):
             if isinstance(node, (ast.Name, ast.Attribute)):
                 self.add(scope, dotted_name(node), "element", position, iterable)
@@ -523,8 +525,13 @@ class Builder:
             self.bind(node.target, node.value, scope, end_of(node))
         elif isinstance(node, (ast.Yield, ast.YieldFrom)):
             scope.yields.append(node.value or ast.Constant(None))
-        elif isinstance(node, ast.comprehension):
-            self.bind_elements(node.target, node.iter, scope)
+        elif isinstance(node, COMPREHENSIONS):
+            line, column = end_of(node)  # where a statement ends that ends with it
+            end = line, column - 1
+            arm = Arm(node, 0, start_of(node), end, exits=True, test=None, arms=0)
+            scope.arms.append(arm)  # its names are seen within it only
+            for part in node.generators:
+                self.bind_elements(part.target, part.iter, scope, start_of(node))
 
     def pop_effect(self, node: ast.Call, scope: Scope) -> None:
         function = node.func

@@ -25,6 +25,7 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ("t = float('0.5')", "temperature=t", "0.5 <literal>"),
         ("a, t = 1, 0.5", "temperature=t", "0.5 <literal>"),
         ("t = x\nt += 1", "temperature=t", "None <computed>"),
+        ("t = 0.5\na = [t for t in (0.1, 0.2)]", "temperature=t", "0.5 <literal>"),
         ("for t in (0.1, 0.2):\n    pass", "temperature=t", "None <computed>"),
         ("k = {'temperature': 0.5}", "**k", "0.5 <literal>"),
         ("k = dict(temperature=0.5)", "**k", "0.5 <literal>"),
