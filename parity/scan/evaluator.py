@@ -407,6 +407,9 @@ class Evaluator:
         scope = frame.scope
         if name in scope.parameters:
             return self.parameter(name, frame)
+        for inner in scope.nested if scope.qualname else ():
+            if inner.name == name and inner.owner is None:
+                return Function(inner)
         if scope.qualname and name in scope.imports:
             target = scope.imports[name]
             local = self.repository.find(target, scope.module)

@@ -50,10 +50,8 @@ COUNTS = SEARCHES | {"len", "range", "isinstance", "print", "type", "max", "min"
 PROMPTS = re.compile(
     r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE
 )
-ROLES = re.compile(
-    r"assistant|\[/INST\]|ASSISTANT|Response|Answer|model\n|<\|im_start\|>|start_header|GPT|bot",
-    re.I,
-)
+TURNS = re.compile(r"assistant|\[/INST\]|model\n|<\|im_start\|>|start_header|GPT|bot", re.I)
+ANSWERS = re.compile(r"Response|Answer", re.I)
 TEXT_KEYS = ("generated_text", "text", "summary_text", "translation_text", "answer", "content")
 MAX_HOPS = 3
 READ = (ast.Call, ast.Subscript, ast.For, ast.ListComp, ast.GeneratorExp, ast.SetComp)
@@ -383,7 +381,7 @@ class Body:
             return
         outcome = self.flow.outcome
         markers = self.searches(bound)
-        is_of_prompt = any(is_prompt(node) or ROLES.search(ast.unparse(node)) for node in markers)
+        is_of_prompt = any(is_prompt(node) or TURNS.search(ast.unparse(node)) for node in markers)
         is_prompt_end = is_start and (is_of_prompt or not (markers or is_number(bound)))
         if is_prompt_end:
             outcome.slices.append("by_len" if stage == IDS else "by_text")
@@ -409,7 +407,8 @@ class Body:
         index = node.slice
         is_first = is_zero(index)
         marker = source_text(call.args[0], 40)
-        if not is_first and (is_prompt(call.args[0]) or ROLES.search(marker)):
+        is_turn = TURNS.search(marker) or ANSWERS.search(marker)
+        if not is_first and (is_prompt(call.args[0]) or is_turn):
             outcome.slices.append("by_text")
         else:
             outcome.cuts.append(marker)

@@ -14,10 +14,12 @@ from parity.scan.kinds import Load, Thing
 from parity.scan.load_facts import LoadFacts
 from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
+    Argument,
     Call,
-    Choice,
     Dict,
-    Fallback,
+    Element,
+    Function,
+    Item,
     Items,
     Literal,
     Member,
@@ -41,6 +43,8 @@ HAND_WRITTEN = re.compile(
     r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
     r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
+TEXT_MAKERS = {"join", "format", "list", "str", "stack", "cat", "repeat"}
+MAX_PROMPTS = 60
 ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
 
 
@@ -193,25 +197,60 @@ class PromptFacts(LoadFacts):
                 "render_chat",
             )
 
-        for scopes in (self.around.near, self.around.callers, self.caller_helpers):
+        for scopes in (self.around.near, self.around.callers):
             for call, scope in self.around.calls(scopes, renders):
                 return call, scope
+        for value in self.prompts:
+            if isinstance(value, Call) and renders(value.node):
+                return value.node, value.frame.scope
         return None
 
     @cached_property
-    def caller_helpers(self) -> list[Scope]:
-        """What the callers call, where the prompt of the block is an argument."""
-        if not self.is_prompt_argument:
-            return []
-        found = list[Scope]()
-        for scope in self.around.callers[:3]:
-            found += list(self.around.callees(scope, 1, set()))
-        return found[:20]
+    def prompts(self) -> list[Value]:
+        """What the prompt of the block is made of, followed through tokenizers, methods of texts
+        and parameters, to the callers of its function."""
+        nodes = [(node, self.block.scope) for node in self.prompt_nodes()]
+        for encoding in self.encodings[:3]:
+            texts = [*encoding.node.args[:1], *keywords_named(encoding.node, "text", "prompt")]
+            nodes += [(node, encoding.scope) for node in texts]
+        todo = [self.evaluator.value(node, self.evaluator.frame(scope)) for node, scope in nodes]
+        found = list[Value]()
+        seen = set[tuple[int, str]]()
+        while todo and len(found) < MAX_PROMPTS:
+            for option in options_of(plain(todo.pop())):
+                found.append(plain(option))
+                todo += self.made_of(plain(option), seen)
+        return found
 
-    @property
-    def is_prompt_argument(self) -> bool:
-        names = set(self.block.scope.parameters)
-        return any(re.search(r"prompt|text|input|message|query|question", name) for name in names)
+    def made_of(self, value: Value, seen: set[tuple[int, str]]) -> Sequence[Value]:
+        """What a text is made of, or comes from."""
+        if isinstance(value, Argument):
+            key = id(value.scope), value.name
+            is_new = key not in seen
+            seen.add(key)
+            return self.kinds.given(value.scope, value.name) if is_new else ()
+        if isinstance(value, Unknown):
+            return value.parts
+        if isinstance(value, Items):
+            return value.items[:2]
+        if isinstance(value, (Element, Item, Member)):
+            return [value.base]
+        if isinstance(value, Call):
+            return self.given_to(value)
+        is_prompt = isinstance(value, Dict) and "prompt" in value.entries
+        return [value.entries["prompt"]] if is_prompt else ()  # type: ignore[attr-defined]
+
+    def given_to(self, value: Call) -> list[Value]:
+        """What a call makes a text, or the ids of it, of."""
+        callee = plain(value.callee)
+        node, frame = value.node, value.frame
+        if isinstance(callee, Function):
+            values = self.evaluator.bind_arguments(callee.scope, node, frame, callee.bound)
+            return [self.evaluator.returned(callee.scope, values, frame.depth + 1)]
+        found = [callee.base] if isinstance(callee, Member) else []
+        if called_name(node) in TEXT_MAKERS or self.is_encoding(node, frame.scope):
+            found += [self.evaluator.value(argument, frame) for argument in node.args[:1]]
+        return found
 
     def read_template(self) -> Fact:
         if self.block.is_remote:
@@ -259,7 +298,11 @@ class PromptFacts(LoadFacts):
         return re.search(method, function_text(self.block.scope)) is not None
 
     def may_be_templated(self) -> bool:
-        """Whether something near a block speaks of a template or formats a prompt."""
+        """Whether something near a block speaks of a template or formats a prompt, or a function
+        that is not followed makes the prompt."""
+        made = [called_name(value.node) for value in self.prompts if isinstance(value, Call)]
+        if any(re.search(r"prompt|template|format|conversation", name) for name in made):
+            return True
         words = re.compile(r"template|conv\b|<img>|(prompt|PROMPT)\w*\.format\(|f['\"].*\bprompt")
         scopes = [*self.around.near, *self.around.callers]
         return any(words.search(function_text(scope)) for scope in scopes if scope.qualname)
@@ -274,7 +317,7 @@ class PromptFacts(LoadFacts):
         if not self.block.scope.qualname:
             scopes.append(self.block.scope)
         has_marker = any(HAND_WRITTEN.search(function_text(scope)) for scope in scopes)
-        return has_marker or self.is_composed()
+        return has_marker or any(has_words(value) for value in self.prompts)
 
     def is_given_messages(self) -> bool:
         """Whether a pipeline is given a list of messages."""
@@ -290,17 +333,6 @@ class PromptFacts(LoadFacts):
                     return True
             if re.search(r"message|chat|conversation", ast.unparse(node)):
                 return True
-        return False
-
-    def is_composed(self) -> bool:
-        """Whether the prompt is composed of words around an input, in the block's own functions."""
-        frame = self.evaluator.frame(self.block.scope)
-        nodes = list(self.block.node.args[:1])
-        nodes += [encoding.node.args[0] for encoding in self.encodings[:3] if encoding.node.args]
-        for node in nodes:
-            for option in options_of(self.evaluator.value(node, frame)):
-                if has_words(option, 0):
-                    return True
         return False
 
     def template_setting(self, name: str, unsaid: Fact) -> Fact:
@@ -445,20 +477,21 @@ def is_message(value: Value) -> bool:
     return isinstance(inner, Dict) and "role" in inner.entries
 
 
-def has_words(value: Value, depth: int) -> bool:
+def has_words(value: Value) -> bool:
     """Whether a value is a text with words around something that is put in."""
-    inner = plain(value)
-    parts = list[Value]()
-    if isinstance(inner, Unknown):
-        is_text = re.match(r"^[fF]?[rR]?['\"]", inner.text) is not None or "format" in inner.text
-        if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", inner.text):
-            return True
-        parts = list(inner.parts)
-    elif isinstance(inner, Items):
-        parts = list(inner.items[:2])
-    elif isinstance(inner, Call):
-        callee = plain(inner.callee)
-        return isinstance(callee, Member) and callee.name == "format"
-    elif isinstance(inner, (Fallback, Choice)):
-        parts = options_of(inner)
-    return depth < 4 and any(has_words(part, depth + 1) for part in parts)
+    if isinstance(value, Literal):
+        return isinstance(value.value, str) and HAND_WRITTEN.search(value.value) is not None
+    if isinstance(value, Call):
+        return called_name(value.node) in ("format", "format_map")
+    if not isinstance(value, Unknown):
+        return False
+    is_text = re.match(r"^[fF]?[rR]?['\"]", value.text) is not None or "format" in value.text
+    if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", value.text):
+        return True
+    texts = [str(part.value) for part in value.parts if isinstance(part, Literal)]
+    is_sum = len(texts) < len(value.parts) and " + " in value.text
+    return is_sum and any(re.search(r"[A-Za-z]{3,}", text) for text in texts)
+
+
+def keywords_named(call: ast.Call, *names: str) -> list[ast.expr]:
+    return [keyword.value for keyword in call.keywords if keyword.arg in names]

@@ -114,6 +114,36 @@ def test_template_is_how_the_prompt_is_rendered(code: str, expected: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("callers", "expected"),
+    [
+        ("def ask(q):\n    run(f'Question: {q} Answer:')", "hand-written <literal>"),
+        ("def ask(q):\n    run('Human: ' + q + ' Assistant:')", "hand-written <literal>"),
+        ("def two(p):\n    run(p)\ndef one(p):\n    two(p)\none(f'Question: {q} Answer:')", "hand-written <literal>"),
+        ("T = {'a': 'Below is {x}'}\nfor q in qs:\n    run(T['a'].format_map(q))", "hand-written <literal>"),
+        (
+            "def ask(qs):\n    for p in [f'Question: {q} Answer:' for q in qs]:\n        run(p)",
+            "hand-written <literal>",
+        ),
+        (
+            "def main(q):\n    def inner(p):\n        return run(p)\n    inner(f'Question: {q} Answer:')",
+            "hand-written <literal>",
+        ),
+        (
+            "def three(p):\n    run(p)\ndef two(p):\n    three(p)\ndef one(p):\n    two(p)\n"
+            "one(tokenizer.apply_chat_template(q, tokenize=False))",
+            "apply_chat_template <literal>",
+        ),
+        ("from other import build_prompt\ndef ask(q):\n    run(build_prompt(q))", "None <computed>"),
+        ("for row in rows:\n    run(row['text'])", "none <literal>"),
+        ("run(open(f'data/{name}.txt').read())", "none <literal>"),
+    ],
+)
+def test_template_is_followed_to_the_callers_that_make_the_prompt(callers: str, expected: str) -> None:
+    code = f"{LOAD}def run(x):\n    return model.generate(**tokenizer(x))\n{callers}\n"
+    assert shown(facts_of(code)["template"]) == expected
+
+
+@pytest.mark.parametrize(
     ("switch", "expected"),
     [
         ("", "None <not said: the chat template>"),
@@ -177,6 +207,7 @@ def test_vllm_settings_are_read(given: str, name: str, expected: str) -> None:
         ("t = tokenizer.decode(out[0])\ni = t.find('END')\nt = t[i + 3 :]", ("none", False, True)),
         ("t = tokenizer.decode(out[0])\nt = t[t.rfind('assistant') :]", ("by_text", False, True)),
         ("t = tokenizer.decode(out[0])\nt = t[t.find(q_prompt) + n :]", ("by_text", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.find('Answer') :]", ("none", False, True)),
         ("t = tokenizer.decode(out[0])\nm = re.search('a', t)\nt = t[m.end() :]", ("none", False, True)),
         ("ids = out[0].tolist()\ntokenizer.decode(ids[: ids.index(eos)])", ("none", False, True)),
         ("ts = tokenizer.batch_decode(out)\nts[:n]", ("none", False, False)),
