@@ -21,6 +21,7 @@ from parity.scan.index import (
 )
 from parity.scan.kinds import Kinds, Thing
 from parity.scan.values import (
+    Argument,
     Call,
     ClassValue,
     Dict,
@@ -62,6 +63,7 @@ LABELS = re.compile(
     r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"",
     re.I,
 )
+TOKENIZERS = re.compile(r"^_?(\w*tokenizer|\w*processor|tok)$")
 DECODES = {"decode", "batch_decode"}
 INVOKES = {
     "invoke",
@@ -346,6 +348,8 @@ class Finder:
             if isinstance(option, Call):
                 callee = plain(option.callee)
                 if self.kinds.of(callee).kind in ("tokenizer", "processor"):
+                    return True
+                if isinstance(callee, (Argument, Member)) and TOKENIZERS.search(callee.name):
                     return True
                 if isinstance(callee, Member) and self.is_encoded(callee.base, depth + 1):
                     return True

@@ -38,7 +38,8 @@ from parity.scan.values import (
 
 GENERATION_CONFIG = not_said("the checkpoint's generation_config.json")
 TENSORS = re.compile(r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual")
-PREPARES = {"__init__", "__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
+ITEMS = {"__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
+PREPARES = {"__init__", *ITEMS}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ class Surroundings:
             found += above
             level = above
         return found[:8]
+
+    @cached_property
+    def item_makers(self) -> list[Scope]:
+        """What prepares the items of data sets and collators that the callers make."""
+        seen = {id(self.block.scope)}
+        found = list[Scope]()
+        for scope in self.callers[:3]:
+            found += self.callees(scope, 1, seen)
+        return [scope for scope in found if scope.owner is not None and scope.name in ITEMS]
 
     def calls(
         self, scopes: Sequence[Scope], accepts: Callable[[ast.Call], bool]

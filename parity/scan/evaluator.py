@@ -375,7 +375,9 @@ class Evaluator:
         if binding.value is None:
             return Unknown(binding.name)
         if binding.kind == "augment":
-            return Unknown(f"{binding.name} changed by {source_text(binding.value)}")
+            before = self.named(binding.name, inside, start_of(binding.value))
+            text = f"{binding.name} changed by {source_text(binding.value)}"
+            return Unknown(text, (before, self.value(binding.value, inside)))
         value = self.value(binding.value, inside)
         if binding.kind == "element":
             return self.element(value)

@@ -345,7 +345,9 @@ class Builder:
     def visit_If(self, node: ast.If, scope: Scope, prefix: str) -> None:
         self.expression(node.test, scope, prefix)
         arms = 2 if node.orelse else 0
-        self.arm(scope, node, node.body, (0, arms, node.test))
+        is_main = isinstance(node.test, ast.Compare) and dotted_name(node.test.left) == "__name__"
+        if not is_main:  # of a script, it runs
+            self.arm(scope, node, node.body, (0, arms, node.test))
         self.arm(scope, node, node.orelse, (1, arms, node.test))
         self.block(node.body, scope, prefix)
         self.block(node.orelse, scope, prefix)

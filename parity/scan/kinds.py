@@ -454,6 +454,10 @@ class Kinds:
         base = self.of(value.base)
         if base.kind in ("api", "engine"):
             return base
+        if isinstance(plain(value.base), Argument) and base.kind in ("unknown", "own"):
+            return self.of_part(
+                value.base, lambda given: self.evaluator.attribute(given, value.name)
+            )
         kind = part_kind(base.kind, value.name)
         if base.kind != "processor" or kind != "tokenizer":
             return replace(base, kind=kind) if kind else UNKNOWN
@@ -466,7 +470,23 @@ class Kinds:
         base = plain(value.base)
         if isinstance(base, Call):
             return self.of_item_of_call(base, value.key)
-        return UNKNOWN
+        return self.of_part(base, lambda given: self.evaluator.item(given, value.key, ""))
+
+    def of_part(self, base: Value, part: Callable[[Value], Value]) -> Thing:
+        """What a part of a parameter is, by the calls that fill the parameter."""
+        base = plain(base)
+        if not isinstance(base, Argument):
+            return UNKNOWN
+        key = ("part", id(base.scope), base.name)
+        if key in self.active:
+            return UNKNOWN
+        self.active.add(key)
+        try:
+            things = [self.of(part(given)) for given in self.given(base.scope, base.name)]
+        finally:
+            self.active.discard(key)
+        known = [thing for thing in things if thing.kind != "unknown"]
+        return best(known) if known else UNKNOWN
 
     def of_item_of_call(self, base: Call, key: Any) -> Thing:
         callee = plain(base.callee)
@@ -497,7 +517,7 @@ class Kinds:
             given = [self.of(option) for option in self.given(value.scope, value.name)]
         finally:
             self.active.discard(key)
-        known = [thing for thing in given if thing.kind != "unknown"]
+        known = [thing for thing in given if thing.kind != "unknown" or thing.loads]
         if not known and value.default is not None:
             known = [thing for thing in [self.of(value.default)] if thing.kind != "unknown"]
         if hinted.kind not in ("unknown", "own", "network"):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from parity.scan.blocks import function_text
+from parity.scan.blocks import TOKENIZERS, function_text
 from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import Load, Thing
@@ -43,6 +43,7 @@ HAND_WRITTEN = re.compile(
     r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
     r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
+ENCODERS = ("tokenizer", "processor", "unknown")
 TEXT_MAKERS = {"join", "format", "list", "str", "stack", "cat", "repeat"}
 MAX_PROMPTS = 60
 ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
@@ -62,7 +63,7 @@ class PromptFacts(LoadFacts):
         if thing.kind in ("tokenizer", "processor"):
             return thing
         last = dotted_name(function).rpartition(".")[2]
-        if thing.kind == "unknown" and re.search(r"^_?(\w*tokenizer|\w*processor|tok)$", last):
+        if thing.kind == "unknown" and TOKENIZERS.search(last):
             return thing
         return None
 
@@ -70,8 +71,8 @@ class PromptFacts(LoadFacts):
     def encodings(self) -> list[Encoding]:
         """Calls of tokenizers and processors near the block, the nearest first; those before it
         only."""
-        found = self.encodings_in(self.around.near)
-        return found or self.encodings_in(self.around.callers)
+        found = self.encodings_in(self.around.near) or self.encodings_in(self.around.callers)
+        return found or self.encodings_in(self.around.item_makers)
 
     def encodings_in(self, scopes: Sequence[Scope]) -> list[Encoding]:
         found = list[Encoding]()
@@ -100,19 +101,23 @@ class PromptFacts(LoadFacts):
         for load in self.loads[:1]:
             if self.block.library == "pipeline" and "tokenizer" in load.settings.entries:
                 things.append(self.kinds.of(load.settings.entries["tokenizer"]))
-        for thing in things:
-            if thing.kind in ("tokenizer", "processor") and thing.loads:
-                return thing
-        for thing in things:
-            if thing.argument:
-                return thing
-        return Thing("unknown")
+        frame = self.evaluator.frame(self.block.scope)
+        for name in self.block.scope.parameters:
+            if TOKENIZERS.search(name):
+                things.append(self.kinds.of(self.evaluator.parameter(name, frame)))
+        loaded = [thing for thing in things if thing.loads and thing.kind in ENCODERS]
+        given = [thing for thing in things if thing.argument]
+        return next(iter([*loaded, *given]), Thing("unknown"))
 
     def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
         thing = self.tokenizer
-        if not thing.loads:
-            return unsaid
-        facts = [fact_of(read(load), self.load_rest(load) or unsaid) for load in thing.loads]
+        elsewhere = unsaid
+        if thing.argument:
+            elsewhere = not_said(f"whoever makes the argument {thing.argument}")
+        facts = [elsewhere] if not thing.loads else []
+        for load in thing.loads:
+            decides = unsaid if load.call is not None else elsewhere
+            facts.append(fact_of(read(load), self.load_rest(load) or decides))
         if all(fact == facts[0] for fact in facts):
             return facts[0]
         return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
@@ -489,8 +494,8 @@ def has_words(value: Value) -> bool:
     if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", value.text):
         return True
     texts = [str(part.value) for part in value.parts if isinstance(part, Literal)]
-    is_sum = len(texts) < len(value.parts) and " + " in value.text
-    return is_sum and any(re.search(r"[A-Za-z]{3,}", text) for text in texts)
+    is_sum = len(texts) < len(value.parts) and re.search(r" \+ | changed by ", value.text)
+    return bool(is_sum) and any(re.search(r"[A-Za-z]{3,}", text) for text in texts)
 
 
 def keywords_named(call: ast.Call, *names: str) -> list[ast.expr]:

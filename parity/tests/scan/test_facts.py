@@ -113,6 +113,47 @@ def test_template_is_how_the_prompt_is_rendered(code: str, expected: str) -> Non
     assert fact_of_call(f"q = input()\n{code}", "template").value == expected
 
 
+TOK = "AutoTokenizer.from_pretrained('m', padding_side='left')"
+
+
+@pytest.mark.parametrize(
+    ("signature", "callers", "expected"),
+    [
+        ("model, tok", "", "None <not said: whoever makes the argument tok>"),
+        ("model, tok", f"run(model, {TOK})", "left <literal>"),
+        ("model, tok", "def main(t):\n    t.padding_side = 'left'\n    run(model, t)", "left <literal>"),
+        ("bundle, tok=None", f"run({{'tok': {TOK}}})", "left <literal>"),
+        (
+            "model, tok",
+            "if __name__ == '__main__':\n    tokenizer.padding_side = 'left'\n    run(model, tokenizer)",
+            "left <literal>",
+        ),
+    ],
+)
+def test_padding_side_of_a_parameter_is_that_of_the_callers(signature: str, callers: str, expected: str) -> None:
+    first = "tok = bundle['tok']\n    " if "bundle" in signature else ""
+    code = (
+        f"{LOAD}def run({signature}):\n    {first}x = tok(['a', 'b'], padding=True)\n    return model.generate(**x)\n"
+    )
+    assert shown(facts_of(code + callers)["padding_side"]) == expected
+
+
+def test_tokenizer_of_a_data_set_that_a_caller_makes_is_read() -> None:
+    code = f"""{LOAD}
+class Rows:
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+    def __getitem__(self, index):
+        return self.tokenizer(self.rows[index], truncation=True)
+def run(model, loader):
+    for batch in loader:
+        model.generate(input_ids=batch)
+def main():
+    run(model, DataLoader(Rows(tokenizer)))
+"""
+    assert facts_of(code)["truncation"].value is True
+
+
 @pytest.mark.parametrize(
     ("callers", "expected"),
     [
