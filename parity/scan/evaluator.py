@@ -738,14 +738,13 @@ class Evaluator:
             return Unknown(name)
         self.active.add(key)
         try:
-            lineage = list(self.ancestors(cls))
-            found = self.defined_attribute(lineage, name, owner)
-            if found is None:
-                below = self.repository.subclasses.get(cls.name, ())
-                values = [self.defined_attribute([sub], name, Instance(sub)) for sub in below]
-                some = [value for value in values if value is not None]
-                return choose(some) if some and len(some) <= 8 else None
-            return found
+            found = self.defined_attribute(list(self.ancestors(cls)), name, owner)
+            if found is not None and not is_placeholder(found):
+                return found
+            below = self.repository.subclasses.get(cls.name, ())
+            values = [self.defined_attribute([sub], name, Instance(sub)) for sub in below]
+            some = [value for value in values if value is not None and not is_placeholder(value)]
+            return choose(some) if some and len(some) <= 8 else found
         finally:
             self.active.discard(key)
 
@@ -762,12 +761,9 @@ class Evaluator:
                 return Function(method, owner)
         stored = [self.stored_attribute(cls, name, owner) for cls in lineage]
         values = [value for value in stored if value is not None]
-        if values:
-            return values[0]
-        for cls in lineage:
-            if name in cls.fields:
-                return self.field_value(cls, name, owner)
-        return None
+        fields = [self.field_value(cls, name, owner) for cls in lineage if name in cls.fields]
+        real = [value for value in (*values, *fields) if not is_placeholder(value)]
+        return next(iter([*real, *values, *fields]), None)
 
     def field_value(self, cls: Class, name: str, owner: Value) -> Value:
         """A class attribute; of an object, what its constructor was given."""
@@ -792,7 +788,7 @@ class Evaluator:
         return Option(name, value, is_argument=False)
 
     def stored_attribute(self, cls: Class, name: str, owner: Value) -> Value | None:
-        """What the methods of a class assign to `self.name`, `__init__` first."""
+        """What the methods of a class assign to `self.name`, that of `__init__` first."""
         values = list[Value]()
         for method in sorted(cls.methods.values(), key=lambda method: method.name != "__init__"):
             dotted = f"{method.self_name}.{name}"
@@ -804,8 +800,8 @@ class Evaluator:
             if not found:  # each is in an arm that leaves; the attribute stays after a return
                 found = [(binding, []) for binding in reversed(bindings)]
             values.append(self.chosen(found, dotted, frame, END))
-            if method.name == "__init__" and not is_placeholder(values[-1]):
-                break
+            if method.name == "__init__" and not literal_of(values[-1])[0]:
+                break  # what it is given, or makes, stays
         real = [value for value in values if not is_placeholder(value)] or values
         if not real:
             return None

@@ -151,6 +151,33 @@ class A:
         self.t = 0.7
     def f(self):
         model.generate(**inputs, temperature=self.t)""",
+            "None <computed>",
+        ),
+        (
+            """
+class A:
+    t = None
+    def __init__(self):
+        self.t = None
+    def f(self):
+        model.generate(**inputs, temperature=self.t)
+class B(A):
+    def setup(self):
+        self.t = 0.5""",
+            "0.5 <literal>",
+        ),
+        (
+            """
+class A:
+    def setup(self):
+        self.t = 0.5
+class B(A):
+    t: float | None = None
+    def __init__(self):
+        self.t = None
+        self.setup()
+    def f(self):
+        model.generate(**inputs, temperature=self.t)""",
             "0.5 <literal>",
         ),
         (
