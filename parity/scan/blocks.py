@@ -250,7 +250,7 @@ class Finder:
             return f"inside the code of the model class {thing.own.name}"
         is_other = thing.kind in ("model", "vllm") and thing.own is None
         own = None if is_other else self.own_method(function, scope)
-        if own is not None:
+        if own is not None and not self.is_wrapper(own):
             return f"this repository's own {own.qualname}"
         if thing.kind in LOOK_ALIKES:
             return f"{LOOK_ALIKES[thing.kind]}: {thing.name}"
@@ -279,7 +279,8 @@ class Finder:
             return "vllm" if thing.kind == "vllm" else "transformers"
         receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
         if thing.kind == "own":
-            return "transformers" if names & HF_SETTINGS and self.may_delegate(thing) else ""
+            is_model = bool(names & HF_SETTINGS) and self.may_delegate(thing, function.attr)
+            return "transformers" if is_model else ""
         if self.is_named_engine(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
@@ -292,12 +293,18 @@ class Finder:
             return "transformers"
         return "vllm" if thing.may_be("vllm") else ""
 
-    def may_delegate(self, thing: Thing) -> bool:
-        """Whether an object may have methods that its class, of this repository, does not show."""
+    def may_delegate(self, thing: Thing, name: str) -> bool:
+        """Whether an object has methods that its class, of this repository, does not show, or hands
+        all that this one is given on to a model."""
         assert thing.own is not None
-        if self.evaluator.outer_bases(thing.own):
-            return True
-        return any("__getattr__" in cls.methods for cls in self.evaluator.ancestors(thing.own))
+        classes = list(self.evaluator.ancestors(thing.own))
+        has_any = any("__getattr__" in cls.methods for cls in classes)
+        wrappers = [cls.methods[name] for cls in classes if name in cls.methods]
+        is_foreign = bool(self.evaluator.outer_bases(thing.own))
+        return has_any or is_foreign or any(map(self.is_wrapper, wrappers))
+
+    def is_wrapper(self, method: Scope) -> bool:
+        return any(self.is_pass_through(call, method) for call in method.calls)
 
     def takes_sampling_params(self, call: ast.Call, scope: Scope) -> bool:
         nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
@@ -500,12 +507,11 @@ class Finder:
             return True
         if thing.kind == "classifier":
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
-        if thing.kind != "unknown":
-            return False
         names = {keyword.arg for keyword in call.keywords}
-        is_fed = bool(
-            names & {"input_ids", "labels", "past_key_values", "inputs_embeds"}
-        ) or self.takes_inputs(call, scope)
+        is_named = bool(names & {"input_ids", "labels", "past_key_values", "inputs_embeds"})
+        if thing.kind != "unknown":  # a caller may give a parameter another model than this wrapper
+            return thing.kind == "own" and bool(thing.argument) and is_named
+        is_fed = is_named or self.takes_inputs(call, scope)
         return is_fed or (
             "token" in scope.module.source.text
             and re.search(r"input_ids|attention_mask", function_text(scope)) is not None

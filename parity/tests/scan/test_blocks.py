@@ -355,6 +355,27 @@ def test_find_a_class_that_hands_everything_on_may_be_a_model() -> None:
     assert len(scan_text(code).blocks) == 1
 
 
+def test_find_a_wrapper_that_passes_everything_on_is_its_model() -> None:
+    code = (
+        "class W:\n    def generate(self, *a, **k):\n        return model.generate(*a, **k)\nW().generate(input_ids=x)"
+    )
+    assert [block.line for block in scan_text(LOAD + code).blocks] == [9]
+
+
+def test_find_a_parameter_that_is_given_a_wrapper_may_be_a_model() -> None:
+    code = """
+class Wrapper:
+    def __call__(self, input_ids): ...
+    def run(self, ids):
+        return decode(self, ids)
+def decode(model, ids):
+    for _ in range(9):
+        ids = model(input_ids=ids).logits[:, -1].argmax(-1)
+    return ids
+"""
+    assert [block.library for block in scan_text(code).blocks] == ["loop"]
+
+
 def test_find_a_model_or_a_wrapper_of_it_is_a_block() -> None:
     code = "class Wrapper:\n    def generate(self, ids): ...\nmodel = Wrapper() if small else model\nmodel.generate(x)"
     assert len(scan_text(LOAD + code).blocks) == 1

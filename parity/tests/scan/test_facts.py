@@ -328,6 +328,12 @@ def test_kind_is_that_of_the_class(name: str, kind: str) -> None:
     assert block_of(code).kind == kind
 
 
+def test_kind_of_two_classes_is_seq2seq_where_both_are() -> None:
+    load = "from transformers import *\nmodel = (AutoModelForSeq2SeqLM if a else {}).from_pretrained('m')\n" + ASK
+    kinds = [block_of(load.format(name)).kind for name in ("BartForConditionalGeneration", "AutoModelForCausalLM")]
+    assert kinds == ["seq2seq", "text"]
+
+
 def test_seed_is_found_where_the_script_starts() -> None:
     code = LOAD + "def f():\n    return model.generate(**x)\ndef main():\n    torch.manual_seed(7)\n    f()\n"
     assert facts_of(code)["seed"].value == 7
