@@ -248,8 +248,8 @@ class Finder:
         is_self = dotted_name(function.value) == scope.self_name
         if thing.own is not None and thing.own is scope.self_class and is_self:
             return f"inside the code of the model class {thing.own.name}"
-        is_other = thing.kind in ("model", "vllm") and thing.own is None
-        own = None if is_other else self.own_method(function, scope)
+        is_model = thing.kind in ("model", "vllm")
+        own = None if is_model else self.own_method(function, scope)
         if own is not None and not self.is_wrapper(own):
             return f"this repository's own {own.qualname}"
         if thing.kind in LOOK_ALIKES:
@@ -317,7 +317,7 @@ class Finder:
         if not re.search(r"engine|vllm", receiver, re.I) and not MODEL_NAMES.search(receiver):
             return False
         nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
-        nodes += [n for n in call.args[1:2] if dotted_name(n).endswith("sampling_params")]
+        nodes += [n for n in call.args[1:2] if "sampling_params" in ast.unparse(n)]
         values = [self.evaluator.value(node, self.evaluator.frame(scope)) for node in nodes[:1]]
         return any(not isinstance(plain(value), Dict) for value in values)
 

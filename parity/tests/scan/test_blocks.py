@@ -398,3 +398,26 @@ def test_find_a_model_or_a_wrapper_of_it_is_a_block() -> None:
 def test_find_logits_that_leave_a_function_are_a_score(body: str, count: int) -> None:
     code = f"{LOAD}class A:\n  def read(self, x):\n    {body}\n"
     assert [block.library for block in scan_text(code).blocks] == ["score"] * count
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [("model.generate(ids, do_sample=False)", 9), ("model.chat(tokenizer, q)", 9), ("model.answer(q)", 4)],
+)
+def test_find_a_model_class_of_the_repository_is_a_model_to_those_who_call_it(call: str, line: int) -> None:
+    code = f"""from transformers import LlamaForCausalLM
+class Llava(LlamaForCausalLM):
+    def generate(self, ids, **kwargs):
+        return {"super().generate(inputs_embeds=ids, **kwargs)" if line == 9 else "self.model.generate(input_ids=ids)"}
+    def chat(self, tokenizer, q):
+        return self.generate(tokenizer(q).input_ids, max_new_tokens=5)
+model = Llava.from_pretrained("m")
+
+{call}
+"""
+    assert [block.line for block in scan_text(code).blocks] == [line]
+
+
+def test_find_a_copy_of_named_sampling_params_tells_of_vllm() -> None:
+    code = "def f(llm_engine, ids, sampling_params):\n    return llm_engine.generate(ids, deepcopy(sampling_params))"
+    assert [block.library for block in scan_text(code).blocks] == ["vllm"]
