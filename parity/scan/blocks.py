@@ -274,24 +274,27 @@ class Finder:
         """The library of a call of generate or chat; "" where nothing tells of a model."""
         if self.takes_sampling_params(call, scope):
             return "vllm"
-        names = {keyword.arg for keyword in call.keywords if keyword.arg}
         if thing.kind in ("model", "vllm") and not (thing.may_be("model") and thing.may_be("vllm")):
             return "vllm" if thing.kind == "vllm" else "transformers"
         receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
         if thing.kind == "own":
-            is_model = bool(names & HF_SETTINGS) and self.may_delegate(thing, function.attr)
-            return "transformers" if is_model else ""
+            is_fed = self.is_fed(call, scope)
+            return "transformers" if is_fed and self.may_delegate(thing, function.attr) else ""
         if self.is_named_engine(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
             is_model = MODEL_NAMES.search(receiver.rpartition(".")[2]) is not None
             is_hf = is_model and self.takes_tokenizer(call, scope)
         else:
-            is_fed = bool(names & HF_SETTINGS) or self.takes_inputs(call, scope)
-            is_hf = is_fed or self.is_decoded(call, receiver, scope)
+            is_hf = self.is_fed(call, scope) or self.is_decoded(call, receiver, scope)
         if is_hf:
             return "transformers"
         return "vllm" if thing.may_be("vllm") else ""
+
+    def is_fed(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call has settings of transformers, or what a tokenizer made."""
+        is_set = any(keyword.arg in HF_SETTINGS for keyword in call.keywords)
+        return is_set or self.takes_inputs(call, scope)
 
     def may_delegate(self, thing: Thing, name: str) -> bool:
         """Whether an object has methods that its class, of this repository, does not show, or hands

@@ -324,7 +324,10 @@ class Kinds:
         if any(base.endswith("nn.Module") for base in bases):
             kind = "model" if GENERATES.search(cls.name) else "network"
             return Thing(kind, (load,), own=cls)
-        return Thing("own", (load,), own=cls)
+        inner = self.argument_thing(call)  # Wrapper(model)
+        if inner.kind != "model":
+            return Thing("own", (load,), own=cls)
+        return Thing("own", tuple(replace(one, name=cls.name) for one in inner.loads), own=cls)
 
     # == Calls ==
 
@@ -351,8 +354,10 @@ class Kinds:
     def load_of(self, name: str, value: Call) -> Load:
         return Load(name, value, self.evaluator.keywords(value.node, value.frame))
 
-    def argument_thing(self, value: Call) -> Thing:
+    def argument_thing(self, value: Call | Instance | None) -> Thing:
         """What the first argument of a call is that is a model, a pipeline or an engine."""
+        if value is None or value.node is None or value.frame is None:
+            return UNKNOWN
         nodes = [*value.node.args, *(keyword.value for keyword in value.node.keywords)]
         things = []
         for node in nodes[:6]:

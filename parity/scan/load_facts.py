@@ -14,6 +14,7 @@ from parity.scan.values import (
     Call,
     Dict,
     Effect,
+    Instance,
     Literal,
     Symbol,
     Value,
@@ -50,11 +51,11 @@ class LoadFacts(Context):
         facts = []
         for load in known:
             found = read(load)
-            decides = (
-                not_said(f"{load.name}, which is not in this repository")
-                if is_foreign(load)
-                else unsaid
-            )
+            decides = unsaid
+            if is_foreign(load):
+                decides = not_said(f"{load.name}, which is not in this repository")
+            elif self.block.thing.kind == "own" and isinstance(load.call, Instance):
+                decides = not_said(f"{load.name}, a class of this repository")
             facts.append(
                 found
                 if isinstance(found, Fact)

@@ -37,6 +37,14 @@ def test_dtype_a_cast_in_a_statement_counts() -> None:
     assert fact_of_call("model.half()\n" + ASK, "dtype").value == "float16"
 
 
+def test_dtype_of_a_model_that_is_wrapped_is_that_of_the_model() -> None:
+    wrapper = "class W:\n    def __init__(self, m): ...\n    def __getattr__(self, name): ...\n"
+    load = "AutoModelForCausalLM.from_pretrained('m', dtype='float16')"
+    assert facts_of(f"{HEAD}{wrapper}W({load}).generate(input_ids=x)")["dtype"].value == "float16"
+    unsaid = facts_of(f"{HEAD}{wrapper}W('m').generate(input_ids=x)")["dtype"]
+    assert unsaid.source == "not said: W, a class of this repository"
+
+
 def test_dtype_of_a_model_that_comes_from_elsewhere_is_not_said() -> None:
     code = "def f(model, tok):\n    ids = tok('a').input_ids\n    return model.generate(ids, max_new_tokens=3)"
     assert facts_of(code)["dtype"].source == "not said: whoever makes the argument model"
