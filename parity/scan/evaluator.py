@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from parity.scan.index import (
+    BASES,
     END,
     Arm,
     Binding,
@@ -56,7 +57,6 @@ from parity.scan.values import (
 MAX_CALLS = 5  # functions within functions that are followed
 MAX_NESTING = 80  # evaluations within evaluations
 MAX_STEPS = 5000  # evaluations for one question
-BASES = ("assign", "unpack", "element", "unknown", "augment")
 ITEMS = ("item", "update", "pop", "setdefault")
 SETTINGS = re.compile(r"(config|cfg|conf|args|kwargs|params|settings|options|hparams)$")
 CASTS = {"int": int, "float": float, "bool": bool, "str": str}

@@ -29,6 +29,7 @@ SEEDS = re.compile(
     r"(^|[._])(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed"
     r"|enable_full_determinism)$"
 )
+BASES = {"assign", "unpack", "element", "unknown", "augment"}  # bindings that give a name a value
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -691,8 +692,11 @@ class Repository:
             return owner.functions[name]
         if name in owner.classes:
             return owner.classes[name]
-        if name in owner.scope.bindings and not is_failed_import(owner.scope, name):
+        kinds = {binding.kind for binding in owner.scope.bindings.get(name, ())}
+        if kinds & BASES and not is_failed_import(owner.scope, name):
             return owner, name
+        if name not in owner.imports:
+            return None
         return self.find(owner.imports[name], owner, depth + 1) if depth < 6 else None
 
     def starred(self, module: Module) -> dict[str, Module]:

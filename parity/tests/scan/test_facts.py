@@ -33,6 +33,12 @@ def test_dtype_is_what_holds_in_the_end(load: str, expected: str) -> None:
     assert shown(facts_of(code)["dtype"]) == expected
 
 
+def test_dtype_of_a_library_that_is_called_at_the_top_of_a_script() -> None:
+    load = "AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.bfloat16)"
+    code = f"{HEAD}torch.manual_seed(7)\ndef main():\n    model = {load}\n    {ASK}"
+    assert facts_of(code)["dtype"].value == "bfloat16"
+
+
 def test_dtype_a_cast_in_a_statement_counts() -> None:
     assert fact_of_call("model.half()\n" + ASK, "dtype").value == "float16"
 
