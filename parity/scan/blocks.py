@@ -246,8 +246,10 @@ class Finder:
         if is_super(function.value) or self.is_pass_through(call, scope):
             return "a wrapper that passes everything on"
         is_self = dotted_name(function.value) == scope.self_name
-        if thing.own is not None and thing.own is scope.self_class and is_self:
-            return f"inside the code of the model class {thing.own.name}"
+        is_own = thing.own is not None and thing.own is scope.self_class and is_self
+        is_block_of_callers = bool((GENERATE | CHAT) & set(scope.qualname.split(".")))
+        if is_own and (is_block_of_callers or thing.kind != "model"):
+            return f"inside the code of the model class {thing.name}"
         is_model = thing.kind in ("model", "vllm")
         own = None if is_model else self.own_method(function, scope)
         if own is not None and not self.is_wrapper(own):
