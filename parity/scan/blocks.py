@@ -21,14 +21,10 @@ from parity.scan.index import (
 )
 from parity.scan.kinds import Kinds, Thing
 from parity.scan.values import (
-    Argument,
-    Call,
     ClassValue,
     Dict,
     Function,
-    Member,
     Symbol,
-    Value,
     options_of,
     plain,
 )
@@ -63,7 +59,6 @@ LABELS = re.compile(
     r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"",
     re.I,
 )
-TOKENIZERS = re.compile(r"^_?(\w*tokenizer|\w*processor|tok)$")
 DECODES = {"decode", "batch_decode"}
 INVOKES = {
     "invoke",
@@ -98,8 +93,6 @@ class Block:
     settings: Dict
     thing: Thing
     receiver: str
-    anchor: ast.AST | None = None
-    wrappers: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def line(self) -> int:
@@ -345,30 +338,9 @@ class Finder:
             *(keyword.value for keyword in call.keywords if keyword.arg is None),
         ]:
             value = self.evaluator.value(node, self.evaluator.frame(scope))
-            if self.is_encoded(value):
+            if self.kinds.is_encoded(value):
                 return True
             if isinstance(plain(value), Dict) and set(plain(value).entries) & HF_SETTINGS:  # type: ignore[attr-defined]
-                return True
-        return False
-
-    def is_encoded(self, value: Value, depth: int = 0) -> bool:
-        """Whether a value comes out of a tokenizer or a processor."""
-        if depth > 6:
-            return False
-        for option in options_of(value):
-            option = plain(option)
-            if isinstance(option, Call):
-                callee = plain(option.callee)
-                if self.kinds.of(callee).kind in ("tokenizer", "processor"):
-                    return True
-                if isinstance(callee, (Argument, Member)) and TOKENIZERS.search(callee.name):
-                    return True
-                if isinstance(callee, Member) and self.is_encoded(callee.base, depth + 1):
-                    return True
-            elif (
-                isinstance(option, Member)
-                and option.name in ("input_ids", "input_features", "pixel_values")
-            ) or (hasattr(option, "base") and self.is_encoded(option.base, depth + 1)):
                 return True
         return False
 

@@ -299,33 +299,20 @@ class Context:
             name = inner.name if isinstance(inner, (Argument, Option, Symbol)) else ""
             if TENSORS.search(str(name)) and not SETTINGS.search(str(name)):
                 continue
-            if isinstance(inner, (Call, Element, Unknown)) and self.is_encoded(inner):
-                continue
-            return False
+            if not self.kinds.is_encoded(inner) and not is_named_as_input(inner):
+                return False
         return True
 
-    def is_encoded(self, value: Value, depth: int = 0) -> bool:
-        """Whether a value is what a tokenizer or a processor made."""
-        inner = plain(value)
-        if isinstance(inner, Call):
-            return self.is_encoding_call(inner, depth)
-        if isinstance(inner, Unknown):
-            return re.search(r"input|encod|\.to\(", inner.text) is not None
-        if isinstance(inner, (Member, Item, Element)) and depth < 6:
-            return self.is_encoded(inner.base, depth + 1)
-        return False
 
-    def is_encoding_call(self, call: Call, depth: int) -> bool:
-        callee = plain(call.callee)
-        if self.kinds.of(callee).kind in ("tokenizer", "processor"):
-            return True
-        if isinstance(callee, Member) and depth < 6:
-            is_rendered = callee.name == "apply_chat_template"
-            if is_rendered or self.is_encoded(callee.base, depth + 1):
-                return True
-        name = source_text(call.node.func, 200)
-        is_named = re.search(r"processor|tokeniz|encode|prepare|collat|inputs", name) is not None
-        return is_named and not SETTINGS.search(name)
+def is_named_as_input(value: Value) -> bool:
+    """Whether a value is not known, and what makes it is called so that it makes tensors."""
+    while isinstance(value, (Member, Item, Element)):
+        value = plain(value.base)
+    if isinstance(value, Unknown):
+        return re.search(r"input|encod|\.to\(", value.text) is not None
+    name = source_text(value.node.func, 200) if isinstance(value, Call) else ""
+    is_named = re.search(r"processor|tokeniz|encode|prepare|collat|inputs", name) is not None
+    return is_named and not SETTINGS.search(name)
 
 
 def attributes_of(value: Value) -> dict[str, Value]:

@@ -637,13 +637,11 @@ class Evaluator:
             return Symbol(base.module.imports.get(name, f"{base.module.name}.{name}"))
         return self.definition(found, base.module, name)
 
-    def attribute_of_Instance(self, base: Instance, name: str) -> Value:
+    def attribute_of_Instance(self, base: Instance | ClassValue, name: str) -> Value:
         found = self.class_attribute(base.cls, name, base)
         return Member(base, name) if found is None else found
 
-    def attribute_of_ClassValue(self, base: ClassValue, name: str) -> Value:
-        found = self.class_attribute(base.cls, name, base)
-        return Member(base, name) if found is None else found
+    attribute_of_ClassValue = attribute_of_Instance  # noqa: N815 - named by classes of values
 
     def attribute_of_Argument(self, base: Argument, name: str) -> Value:
         cls = self.annotated_class(base)
@@ -684,9 +682,6 @@ class Evaluator:
                 or Option(name)
             )
         return Member(base, name)
-
-    def attribute_of_Symbol_flags(self, module: Module, name: str) -> Value:
-        return self.option_of(module, name) or Option(name)
 
     def parsed_field(self, callee: Member, base: Item, name: str) -> Value | None:
         """A field of a dataclass that a command line fills: HfArgumentParser((A, B))."""

@@ -122,6 +122,8 @@ PARTS = {  # attributes of a model that are models themselves
     "policy_model",
     "policy", "thinker", "internlm_model", "language_decoder", "lang_encoder", "vicuna_model",
 }  # fmt: skip
+TOKENIZERS = re.compile(r"^_?(\w*tokenizer|\w*processor|tok)$")
+MODEL_INPUTS = ("input_ids", "input_features", "pixel_values")
 ADAPTER_METHODS = {"load_adapter", "load_lora_weights", "add_adapter", "set_adapter"}
 MAX_DEPTH = 40
 RANK = (
@@ -508,6 +510,25 @@ class Kinds:
             returns = getattr(callee.scope.node, "returns", None)
             return self.of_annotation(nth_annotation(returns, key), callee.scope)
         return UNKNOWN
+
+    def is_encoded(self, value: Value, depth: int = 0) -> bool:
+        """Whether a value comes out of a tokenizer or a processor."""
+        if depth > 6:
+            return False
+        for option in map(plain, options_of(value)):
+            if isinstance(option, Call):
+                callee = plain(option.callee)
+                is_named = isinstance(callee, (Argument, Member)) and TOKENIZERS.search(callee.name)
+                if is_named or self.of(callee).kind in ("tokenizer", "processor"):
+                    return True
+                base = callee.base if isinstance(callee, Member) else None
+            else:
+                base = getattr(option, "base", None)
+            if isinstance(option, Member) and option.name in MODEL_INPUTS:
+                return True
+            if base is not None and self.is_encoded(base, depth + 1):
+                return True
+        return False
 
     # == Parameters ==
 

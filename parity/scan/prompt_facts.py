@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from parity.scan.blocks import TOKENIZERS, function_text
+from parity.scan.blocks import function_text
 from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
-from parity.scan.kinds import Load, Thing
+from parity.scan.kinds import TOKENIZERS, Load, Thing
 from parity.scan.load_facts import LoadFacts
 from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
