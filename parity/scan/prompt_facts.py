@@ -285,17 +285,15 @@ class PromptFacts(LoadFacts):
         return literal("none")
 
     def is_template_conditional(self) -> bool:
-        """Whether a branch around the chat template has another arm that renders none."""
+        """Whether a branch around the chat template, or around the call of the function that
+        renders it, has another arm that renders none."""
         assert self.template_call is not None
         call, scope = self.template_call
-        positions = [start_of(c) for c in scope.calls if called_name(c) == "apply_chat_template"]
-        for arm in scope.arms_at(start_of(call)):
-            if arm.test is None:
-                continue
-            others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
-            if not any(other.contains(at) for other in others for at in positions):
-                return True
-        return False
+        if has_other_arm(call, scope):
+            return True
+        own = self.block.scope
+        helpers = [c for c in own.calls if called_name(c) == scope.name and scope is not own]
+        return any(has_other_arm(helper, own) for helper in helpers)
 
     def renders_in_checkpoint(self) -> bool:
         """Whether a method of the model, which the checkpoint's code defines, makes the inputs."""
@@ -467,6 +465,17 @@ class PromptFacts(LoadFacts):
                 ):
                     return True
         return False
+
+
+def has_other_arm(call: ast.Call, scope: Scope) -> bool:
+    """Whether a call stands in an arm of a branch, and none of the same name in the other arm."""
+    positions = [start_of(c) for c in scope.calls if called_name(c) == called_name(call)]
+    for arm in scope.arms_at(start_of(call)):
+        others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
+        is_met = any(other.contains(at) for other in others for at in positions)
+        if arm.test is not None and not is_met:
+            return True
+    return False
 
 
 def attribute_of(load: Load, name: str) -> Value | None:

@@ -451,6 +451,18 @@ def test_template_in_one_branch_only_is_computed() -> None:
     assert facts_of(LOAD + dedent(code))["template"].source == "computed"
 
 
+def test_template_of_a_function_that_is_called_in_one_branch_only_is_computed() -> None:
+    code = """
+    def render(q):
+        return tokenizer.apply_chat_template(q, tokenize=False)
+    def f(q, use_chat):
+        if use_chat:
+            q = render(q)
+        return tokenizer.decode(model.generate(**tokenizer(q))[0])
+    """
+    assert facts_of(LOAD + dedent(code))["template"].source == "computed"
+
+
 def test_strip_in_one_branch_only_is_computed() -> None:
     code = "t = tokenizer.decode(model.generate(**tokenizer(q))[0])\nif name == 'a':\n    t = t.strip()"
     assert facts_of(LOAD + code)["strip"].source == "computed"
