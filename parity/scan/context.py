@@ -32,6 +32,7 @@ from parity.scan.values import (
     Unknown,
     Value,
     choose,
+    joined,
     options_of,
     plain,
 )
@@ -199,16 +200,7 @@ class Context:
             given = self.kinds.given(inner.scope, inner.name)
             if len(given) == 1 and isinstance(plain(given[0]), Call):
                 value = Changed(given[0], getattr(value, "attributes", {}))
-        tables = [self.one_config(option) for option in options_of(value)]
-        if len(tables) == 1:
-            return tables[0]
-        keys = {key for table in tables for key in table.entries}
-        entries = {
-            key: choose([table.entries.get(key, ABSENT) for table in tables])
-            for key in sorted(keys)
-        }
-        rest = tuple(rest for table in tables for rest in table.rest)
-        return Dict(entries, rest)
+        return joined([self.one_config(option) for option in options_of(value)])
 
     def one_config(self, value: Value) -> Dict:
         set_later = attributes_of(value)

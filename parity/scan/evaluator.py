@@ -49,6 +49,7 @@ from parity.scan.values import (
     Unknown,
     Value,
     choose,
+    joined,
     literal_of,
     options_of,
     plain,
@@ -552,8 +553,9 @@ class Evaluator:
 
     def with_item(self, value: Value, binding: Binding, frame: Frame, needed: list[Arm]) -> Value:
         """A dictionary after `d[k] = v`, `d.update(...)`, `d.pop(k)`, `d.setdefault(k, v)`."""
-        base = plain(value)
-        table = base if isinstance(base, Dict) else Dict({}, (value,))
+        options = [plain(option) for option in options_of(plain(value))]
+        tables = [option for option in options if isinstance(option, Dict)]
+        table = joined(tables) if len(tables) == len(options) else Dict({}, (value,))
         if binding.kind == "update":
             return merged(table, self.updated(binding, frame), is_sure=not needed)
         is_known, key = (
@@ -917,10 +919,10 @@ class Evaluator:
         return value
 
     def dictionary_method(self, node: ast.Call, frame: Frame) -> Value | None:
-        """`d.get(k, v)`, `d.pop(k, v)`, `d.copy()`."""
+        """`d.get(k, v)`, `d.pop(k, v)`, `d.copy()`, `params.clone()`."""
         assert isinstance(node.func, ast.Attribute)
         method = node.func.attr
-        if method == "copy" and not node.args:
+        if method in ("copy", "clone") and not node.args:
             return self.value(node.func.value, frame)
         if method not in ("get", "pop", "setdefault") or not node.args:
             return None

@@ -46,6 +46,8 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ),
         ("k = {}\nk.setdefault('temperature', 0.5)", "**k", "0.5 <literal>"),
         ("k = {'temperature': 0.2}\nk.setdefault('temperature', 0.5)", "**k", "0.2 <literal>"),
+        ("k = {'temperature': 0.2} if x else {'temperature': 0.2}\nk['a'] = 1", "**k", "0.2 <literal>"),
+        ("k = {'temperature': 0.2} if x else {}\nk.pop('a')", "**k", "None <computed>"),
         ("k = {'temperature': 0.2}", "temperature=k['temperature']", "0.2 <literal>"),
         ("k = {'a': 0.2}", "temperature=k.get('temperature', 0.3)", "0.3 <literal>"),
         ("t = None", "temperature=t", "None <not said: the checkpoint's generation_config.json>"),

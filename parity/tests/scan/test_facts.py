@@ -240,6 +240,7 @@ VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
         ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
         ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("SamplingParams(top_p=0.5).clone()", "top_p", "0.5 <literal>"),
         ("SamplingParams()", "dtype", "float16 <literal>"),
     ],
 )
