@@ -200,7 +200,9 @@ class Context:
             given = self.kinds.given(inner.scope, inner.name)
             if len(given) == 1 and isinstance(plain(given[0]), Call):
                 value = Changed(given[0], getattr(value, "attributes", {}))
-        return joined([self.one_config(option) for option in options_of(value)])
+        later = attributes_of(value)
+        options = options_of(plain(value))
+        return joined([self.one_config(Changed(option, later)) for option in options])
 
     def one_config(self, value: Value) -> Dict:
         set_later = attributes_of(value)

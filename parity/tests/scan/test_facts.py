@@ -228,7 +228,11 @@ def test_sampling_and_budget_are_read(given: str, name: str, expected: str) -> N
     assert shown(fact_of_call(f"model.generate(**inputs, {given})", name)) == expected
 
 
-VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
+VLLM = """from vllm import LLM, SamplingParams
+llm = LLM('m', dtype='float16')
+p = SamplingParams(top_p=0.5) if x else SamplingParams(top_p=0.9)
+p.temperature = 0.5
+"""
 
 
 @pytest.mark.parametrize(
@@ -240,6 +244,8 @@ VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
         ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
         ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("p", "temperature", "0.5 <literal>"),
+        ("p", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(top_p=0.5).clone()", "top_p", "0.5 <literal>"),
         ("SamplingParams()", "dtype", "float16 <literal>"),
     ],
