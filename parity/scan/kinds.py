@@ -326,10 +326,14 @@ class Kinds:
         if any(base.endswith("nn.Module") for base in bases):
             kind = "model" if GENERATES.search(cls.name) else "network"
             return Thing(kind, (load,), own=cls)
-        inner = self.argument_thing(call)  # Wrapper(model)
+        inner = self.wrapped_by(call)
         if inner.kind != "model":
             return Thing("own", (load,), own=cls)
         return Thing("own", tuple(replace(one, name=cls.name) for one in inner.loads), own=cls)
+
+    def wrapped_by(self, call: Call | Instance | None) -> Thing:
+        """The model that a wrapper is given: of `Wrapper(model)`, where that is what is asked for."""
+        return self.argument_thing(call) if len(self.active) == 1 else UNKNOWN
 
     # == Calls ==
 
@@ -484,9 +488,9 @@ class Kinds:
         base = plain(base)
         if not isinstance(base, Argument):
             return UNKNOWN
-        key = ("part", id(base.scope), base.name)
+        key = ("part", 0, "")
         if key in self.active:
-            return UNKNOWN
+            return UNKNOWN  # a part of a part: what callers of callers give is not followed
         self.active.add(key)
         try:
             things = [self.of(part(given)) for given in self.given(base.scope, base.name)]
