@@ -52,4 +52,5 @@ def kind_of(block: Block) -> str:
         return "vlm"
     if re.search(r"Image\.open|<image>|<img>|\bimages?\b(?!=\[)|image_(path|url|file)", text):
         return "vlm"
-    return "seq2seq" if SEQ2SEQ.search(names) else "text"
+    classes = names.split()
+    return "seq2seq" if classes and all(map(SEQ2SEQ.search, classes)) else "text"

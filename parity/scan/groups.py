@@ -13,7 +13,7 @@ from parity.scan.site import ScannedBlock
 
 LIKENESS = 0.45  # of the names that two functions call; copies in lmms-eval have 0.5 to 0.9
 UNDECIDED = (  # of these nothing follows for the comparison
-    "whoever", "not in this repository", "nothing is decoded", "no chat template", "pads nothing",
+    "whoever", "this repository", "nothing is decoded", "no chat template", "pads nothing",
 )  # fmt: skip
 LIKENESS_OF_NAMESAKES = 0.25  # where the functions have the same name as well
 COMMON = {

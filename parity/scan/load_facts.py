@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from parity.scan.context import GENERATION_CONFIG, Context
+from parity.scan.context import Context
+from parity.scan.evaluator import merged
 from parity.scan.index import dotted_name
 from parity.scan.kinds import Load
-from parity.scan.origins import Fact, fact_of, literal, not_said
+from parity.scan.origins import Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
-    Argument,
     Call,
+    Dict,
     Effect,
+    Instance,
     Literal,
     Symbol,
     Value,
@@ -22,6 +24,7 @@ from parity.scan.values import (
     table_of,
 )
 
+MODEL_KWARGS = ("model_kwargs", "model_init_kwargs")
 DTYPE_METHODS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 DTYPE_NAMES = {
     "fp16": "float16",
@@ -48,11 +51,11 @@ class LoadFacts(Context):
         facts = []
         for load in known:
             found = read(load)
-            decides = (
-                not_said(f"{load.name}, which is not in this repository")
-                if is_foreign(load)
-                else unsaid
-            )
+            decides = unsaid
+            if is_foreign(load):
+                decides = not_said(f"{load.name}, which is not in this repository")
+            elif self.block.thing.kind == "own" and isinstance(load.call, Instance):
+                decides = not_said(f"{load.name}, a class of this repository")
             facts.append(
                 found
                 if isinstance(found, Fact)
@@ -66,17 +69,11 @@ class LoadFacts(Context):
     @staticmethod
     def load_rest(load: Load) -> Fact | None:
         """What stands for a setting that may be among the loader's `**kwargs`."""
-        for rest in load.settings.rest:
-            inner = plain(rest)
-            if isinstance(inner, Argument):
-                return Fact(None, f"arg {inner.name}", f"**{inner.name}")
-            fact = fact_of(inner, GENERATION_CONFIG)
-            return Fact(
-                None,
-                fact.source if fact.is_said and not fact.is_literal else "computed",
-                f"**{fact.text}",
-            )
-        return None
+        rest = list(load.settings.rest)
+        for nested in MODEL_KWARGS:
+            if nested in load.settings.entries:
+                rest += merged(Dict({}), load.settings.entries[nested]).rest
+        return fact_of_rest(rest[0]) if rest else None
 
     def from_load(self, load: Load, *names: str) -> Value | None:
         """A setting of a loader, also among `model_kwargs` of a pipeline."""
@@ -84,7 +81,7 @@ class LoadFacts(Context):
             value = load.settings.entries.get(name)
             if value is not None and not is_literal(value, None):
                 return value
-        for nested in ("model_kwargs", "model_init_kwargs"):
+        for nested in MODEL_KWARGS:
             table = table_of(load.settings.entries.get(nested))
             for name in names:
                 if name in table.entries:

@@ -131,6 +131,14 @@ def fact_of(value: Value | None, unsaid: Fact) -> Fact:
     return Fact(None, "computed", elided(text_of(value)))
 
 
+def fact_of_rest(mapping: Value) -> Fact:
+    """What stands for a setting that may be in a mapping of which the keys are not known."""
+    inner = plain(mapping)
+    fact = fact_of(inner, not_said("nobody"))
+    source = fact.source if fact.source.startswith(("arg ", "config")) else "computed"
+    return Fact(None, source, f"**{fact.text.removeprefix('config ')}")
+
+
 def symbolic(value: Value) -> Value:
     """torch.bfloat16 as the constant "bfloat16"."""
     if isinstance(value, Symbol):
