@@ -427,6 +427,15 @@ def test_update_weights_of_the_engines_own_tensors_under_other_names_is_refused(
         assert answers(engine) != before
 
 
+def test_update_weights_of_values_beyond_the_engines_type_is_refused_whatever_the_files_have(backend: str) -> None:
+    torch = importlib.import_module("torch")
+    with open_engine(TEXT, backend, dtype="bfloat16") as engine:
+        before = answers(engine)
+        with pytest.raises(OptionError, match="norm.weight' has values beyond torch.bfloat16"):
+            engine.update_weights({NORM: torch.full((64,), 3.4e38)})  # finite in float32
+        assert answers(engine) == before
+
+
 @pytest.mark.parametrize("version", [3, "", b"step"])
 def test_update_weights_refuses_a_version_that_is_no_text(version: Any) -> None:
     with open_engine(TEXT, "hf") as engine:
