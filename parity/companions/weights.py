@@ -268,7 +268,12 @@ class Update:
         tensors = meta_weights(self.backend.checkpoint)
         own = {name: Weight.of(tensor) for name, tensor in tensors.items()}
         stored = stored_weights(self.backend.checkpoint)
-        self.table = {**own, **stored}
+        # vLLM keeps floating point weights in the engine's type, whatever the files have.
+        kept = getattr(ge.lazy_import("torch"), self.backend.checkpoint.dtype)
+        self.table = {}
+        for name, weight in {**own, **stored}.items():
+            dtype = kept if is_float(weight.dtype) else weight.dtype
+            self.table[name] = Weight(weight.shape, dtype)
         self.tied = tied_names(tensors)
         for first in set(self.tied.values()):
             for name in stored.keys() - own.keys():  # an embedding under an older name
