@@ -3823,6 +3823,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.fallback_from = fallback_from
         self.weight_version: str | None = None  # None: the checkpoint's
         self._update: Any = None  # of the weights, that is not finished
+        self._is_changing = False  # weights or adapters
+        self._running = 0  # calls, one within the other, whose answers are of one version
         self.updates_waiting = 0  # for the engine: streaming.py lets no request join then
         self.observer = NOBODY
         self.cache = config.cache
@@ -3979,7 +3981,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
         is used, afterwards nothing that they held before is, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
-        with self._answering():
+        with self._answering() if read_only else self._whole():
             answers = self._answers
             is_written = self.backend.is_written
             if not read_only:
@@ -4013,7 +4015,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         if partial and version is not None:
             fix = "give it with the last call, without partial=True"
             raise OptionError("a version with partial=True", fix=fix)
-        with self._waiting_update(), self._open():
+        if version is not None and not is_text(version):
+            raise OptionError(f"version is {short_repr(version)}", fix="give a text")
+        with self._changing():
             update = self._update or companions.weights.Update(self.backend)
             try:
                 update.take(weights, partial=partial)
@@ -4031,14 +4035,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Raises OptionError for a name that is in use, LoadError for what is no adapter of this
         model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
         there will be at a time, and with one of the highest rank."""
-        with self._waiting_update(), self._open():
+        with self._changing():
             companions.adapters.add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
         not loaded."""
-        with self._waiting_update(), self._open():
+        with self._changing():
             companions.adapters.remove(self.backend, name)
             self._forget(self.weight_version)
 
@@ -4091,12 +4095,43 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             yield
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[None]:
+        """Open for other weights or adapters: no call runs, and none begins meanwhile, also not of
+        this thread, whom the lock lets in."""
+        with self._waiting_update(), self._open():
+            self._check_unchanging()
+            if self._running:
+                problem = "weights or adapters change from within a call of the engine"
+                raise EngineError(problem, fix="change them when the call has ended")
+            self._is_changing = True
+            try:
+                yield
+            finally:
+                self._is_changing = False
+
+    def _check_unchanging(self) -> None:
+        if self._is_changing:
+            problem = "the engine was called from within its own update"
+            raise EngineError(problem, fix="call it before or after, or another engine")
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
         """Open, with weights that are whole."""
         with self._open():
+            self._check_unchanging()
             if self._update is not None:
                 raise self._update.problem()
             yield
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Open, with weights that are whole and stay as they are."""
+        with self._whole():
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
 
     def _generate(
         self,
