@@ -46,6 +46,7 @@ class Margins:
     size: float = 1.25  # clean 1.13 at most (eager); a fault of 3/4 of the noise makes it 1.25
     least_typical: float = 0.6  # clean 0.78 at least
     typical: float = 1.3  # clean 1.10 at most
+    gross: float = 4.0  # of single tokens; clean rows of routed experts go there, and none beyond
     late: float = 1.35  # a third of the tokens; clean 1.22 at most
     row: float = 2.0  # clean rows of routed experts go to 4, but then the interval is wide
     bias: float = 0.25  # clean 0.09 at most; the choice of greedy tokens alone makes it 0.15
@@ -65,6 +66,7 @@ LEVERAGE = 3.0  # sizes: of an error, and of a direction along which errors are 
 ROW_CLIP = 8.0  # sizes, in the worst row: a few flipped experts must not count, a whole row must
 WEIGHT = 8  # tokens of clean size that each row is given, so that three tokens are no outlier
 ROW_SPREAD = 0.15  # rows differ by this at least, in logs: even of equal paths one may flip
+PRECISE = 1e-9  # relative: of a quantile
 HIDDEN = 0.1  # of the noise: an error below it is as good as none
 
 
@@ -91,7 +93,7 @@ def solve(tail: Callable[[float], float], level: float) -> float:
     high = 1.0
     while tail(high) > level and high < 1e12:
         high *= 2
-    for _ in range(80):
+    while high - low > PRECISE * high:
         middle = (low + high) / 2
         if tail(middle) > level:
             low = middle
@@ -318,15 +320,29 @@ def only_alarm(estimate: Estimate) -> Estimate:
     return dataclasses.replace(estimate, outcome="holds")
 
 
-def typical(e: Errors, margins: Margins) -> Estimate:
+def growth_of(e: Errors) -> Array:
+    """By how much each step's error grew, in logs. One below HIDDEN is as good as none."""
     hidden = (HIDDEN * e.size) ** 2 + e.floor**2
 
     def logs(side: Array) -> Array:
         return np.log(np.minimum(side**2, 1e12) + hidden) / 2
 
-    grown = logs(e.new) - logs(e.old)
-    means = interval(sums_of(e, [grown], e.is_open), mean)
+    return logs(e.new) - logs(e.old)
+
+
+def typical(e: Errors, margins: Margins) -> Estimate:
+    means = interval(sums_of(e, [growth_of(e)], e.is_open), mean)
     return only_alarm(ratio(e, "typical", means, margins.least_typical, margins.typical))
+
+
+def gross(e: Errors, margins: Margins) -> Estimate:
+    """The same of every token by itself, for a set of few rows. Tokens of a row may err together:
+    it says nothing of a small effect, but no clean row goes as far as this margin."""
+    grown = growth_of(e)[e.is_open]
+    error = float(grown.std(ddof=1)) / math.sqrt(len(grown))
+    widths = [t_quantile(level, len(grown) - 1) * error for level in (LEVEL, 2 * HOLDS)]
+    logs = Interval(float(grown.mean()), *widths)
+    return only_alarm(ratio(e, "gross", logs, 0.0, margins.gross))
 
 
 def late(e: Errors, margins: Margins) -> Estimate:

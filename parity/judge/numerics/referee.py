@@ -11,6 +11,7 @@ rounding to have been one. "cannot tell" says how many tokens it lacks.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from parity.judge.numerics.estimates import (
     Margins,
     StatisticOutcome,
     estimates_of,
+    gross,
     solve,
     t_quantile,
 )
@@ -133,8 +135,24 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict
     dtype: the golden's.   exact: whether `reference` is float32; else it is plain transformers
     in that dtype, and `old` the same with another attention (see reading.reference_source).
     """
+    return judge_errors(errors_of(rows), dtype=dtype, exact=exact)
+
+
+def judge_errors(e: Errors, *, dtype: str, exact: bool = True) -> Verdict:
+    """The same. Where rows are too few, a gross fault shows in single tokens."""
+    verdict = verdict_by_rows(e, dtype=dtype, exact=exact)
+    if verdict.outcome != "cannot tell" or verdict.noise.tokens < LEAST:
+        return verdict
+    grown = gross(e, EXACT if exact else INEXACT)
+    if grown.outcome != "shifted":
+        return verdict
+    like = dtype_of(verdict.noise, dtype if exact else "")
+    seen = (grown, *verdict.estimates)
+    return dataclasses.replace(verdict, outcome="shifted", estimates=seen, more=0, like=like)
+
+
+def verdict_by_rows(e: Errors, *, dtype: str, exact: bool) -> Verdict:
     allowed = EXACT if exact else INEXACT
-    e = errors_of(rows)
     noise = noise_of(e)
     count = len(set(e.cluster[e.is_open].tolist()))
     if count < 2 or noise.tokens < LEAST:
