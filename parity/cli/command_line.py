@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import gen_engine
 from parity.environment import libraries
-from parity.goldens.safe_text import say
+from parity.goldens.safe_text import forget_stdout, say
 from parity.goldens.store import GoldenError, SettingsError
 
 GENERATE = "parity.cli.shell:add_generate"
@@ -242,9 +242,3 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         except OSError:  # a full disk
             forget_stdout()
         return CANNOT
-
-
-def forget_stdout() -> None:
-    """Where nothing can be written: Python flushes it once more when it ends, and would end with
-    another exit code."""
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process

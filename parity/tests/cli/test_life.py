@@ -73,6 +73,16 @@ def test_nothing_that_is_printed_lands_in_a_file_of_the_command(goldens: Path) -
     assert (goldens / "out.html").read_text().startswith("<!")
 
 
+@pytest.mark.parametrize("reader", [">/dev/full", ">/dev/full 2>&1", "| true; exit ${PIPESTATUS[0]}"])
+def test_a_check_that_nobody_can_read_has_its_verdict_and_its_reports(reader: str, goldens: Path) -> None:
+    """`check --html` into a pipe whose reader was gone ended with 141, on a full disk with 3, and wrote no page."""
+    reports = "--json out.json --html out.html --junit out.xml --markdown out.md"
+    ended, said = in_shell(f"parity check site/other {reports} {reader}", goldens)
+    assert ended == 4, said
+    assert "Traceback" not in said and "Exception ignored" not in said
+    assert len(list(goldens.glob("out.*"))) == 4
+
+
 def test_a_fault_of_the_program_is_no_drift(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
