@@ -189,8 +189,12 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def print_error(program: str, error: Exception) -> None:
-    """What went wrong, with nothing in it that a terminal or a CI log would obey."""
-    say(f"{program}: {error}", sys.stderr)
+    """What went wrong, with nothing in it that a terminal or a CI log would obey. Where it cannot be
+    written, the exit code says so alone."""
+    try:
+        say(f"{program}: {error}", sys.stderr)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
 def run(program: Program, argv: Sequence[str] | None) -> int:
@@ -235,8 +239,7 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         if name := absent_argument(error, args):
             print_error(program, ValueError(f"there is no file {name}; check its path"))
             return USAGE
-        with contextlib.suppress(OSError):
-            print_error(program, error)
+        print_error(program, error)
         try:
             sys.stdout.flush()
         except OSError:  # a full disk

@@ -55,6 +55,7 @@ def goldens(tmp_path: Path) -> Path:
         ("parity check --junit golden >&-", 2),
         ("parity accept site --withdraw <&- >&-", 2),
         ("parity list >/dev/full", 3),
+        ("parity rename site site >/dev/full 2>&1", 2),
         ("parity list --cases | true", 0),
     ],
 )
