@@ -12,7 +12,6 @@ written), 5 nothing compared.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import importlib
 import os

@@ -567,11 +567,14 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 class InWork(contextlib.AbstractContextManager["InWork"]):
     """OUT.at: the first and the last of the lines in work. Left behind by a process that is killed,
-    and then a record of the log. Not synced: it has to outlive the process, not the machine."""
+    and then a record of the log. Not synced: it has to outlive the process, not the machine.
+
+    A line that is read is not in work while the model is loaded: nothing is run for it."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._numbers: dict[int, None] = {}  # in work, ascending
+        self._waiting: dict[int, None] | None = None  # for the model, while it is loaded
         self._bounds = (0, 0)  # as they are written
         self._lock = threading.Lock()  # parts are read in a thread
         if path.exists():
@@ -593,10 +596,34 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
             self._numbers[number] = None
             self._write()
 
+    def note_read(self, number: int) -> None:
+        """A line is read; all that can still go wrong with it is its answer."""
+        with self._lock:
+            if self._waiting is not None:
+                self._numbers.pop(number)
+                self._waiting[number] = None
+                self._write()
+
     def remove(self, number: int) -> None:
         with self._lock:
             self._numbers.pop(number)
             self._write()
+
+    @contextlib.contextmanager
+    def while_loading(self) -> Iterator[None]:
+        """The model is loaded: of what the process dies meanwhile is the fault of no line that is
+        read."""
+        with self._lock:
+            self._waiting = self._numbers
+            self._numbers = {}
+            self._write()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._numbers = {**self._waiting, **self._numbers}
+                self._waiting = None
+                self._write()
 
     def _write(self) -> None:
         bounds = next(iter(self._numbers), 0), next(reversed(self._numbers), 0)
@@ -1273,6 +1300,7 @@ class Run:
                 item = reader.deadly_item(number, record, death.count, read_id=death.alone < 3)
             else:
                 item = reader.item(number, record)
+            self.in_work.note_read(number)
             part.append(item)
             size += item.size
             if len(part) == count or size > PART_BYTES:
@@ -1368,8 +1396,9 @@ def answer_file(  # noqa: PLR0913 - what the command takes
         meter = stack.enter_context(contextlib.closing(Meter(sum(wanted), progress)))
 
         def open_engine() -> Any:
-            engine = model if is_engine(model) else stack.enter_context(ge.load(config))
-            log.check_engine(engine_identity(engine))
+            with in_work.while_loading():
+                engine = model if is_engine(model) else stack.enter_context(ge.load(config))
+                log.check_engine(engine_identity(engine))
             meter.begin()
             return engine
 
@@ -1403,8 +1432,9 @@ def from_json(text: str, what: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does, so that it is not taken for a death."""
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does, so that they are not taken for a death.
+    One that is ignored, as `nohup` does, stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -1412,11 +1442,16 @@ def interrupted_by_sigterm() -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    old = {number: signal.getsignal(number) for number in numbers}
+    old = {number: how for number, how in old.items() if how not in (None, signal.SIG_IGN)}
+    for number in old:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, how in old.items():
+            signal.signal(number, how)
 
 
 def may_pass(error: Exception) -> bool:
@@ -1430,7 +1465,7 @@ def run_batch(args: argparse.Namespace) -> int:
     """0 all lines answered, 1 some failed, 2 what no repeated command mends, 3 stopped by
     something that the same command may outlive, 130 interrupted."""
     try:
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             summary = answer_file(
                 args.input,
                 args.output,

@@ -111,12 +111,20 @@ def wait_until(is_so: object, seconds: float) -> bool:
     return bool(is_so())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9), (signal.SIGINT, 130)]
+)
 def test_the_worker_of_a_check_that_is_ended_ends(number: signal.Signals, code: int, goldens: Path) -> None:
     """SIGTERM, as of a CI runner that cancels a job, left the worker and its children running."""
     command = [sys.executable, "-m", "parity", "check"]
     with subprocess.Popen(
-        command, cwd=goldens, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=goldens,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where pytest runs under nohup
     ) as process:
         assert wait_until((goldens / "pids").exists, 120)
         pids = [int(word) for word in (goldens / "pids").read_text().split()]
@@ -125,6 +133,22 @@ def test_the_worker_of_a_check_that_is_ended_ends(number: signal.Signals, code: 
         said = process.communicate(timeout=30)[0]
     assert process.returncode == code and "Traceback" not in said
     assert wait_until(lambda: not any(map(is_alive, pids)), 10)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_while_a_class_is_made_is_no_fault(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python wraps what is raised in __set_name__ into a RuntimeError: SIGTERM during an import ended with 3."""
+
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("parity.record.inventory.run_list", lambda args: type("Owner", (), {"field": Field()}) and 0)
+    monkeypatch.setattr("parity.__main__.end_at_once", lambda: None)
+    assert main(["list"]) == code
+    assert "fault" not in capsys.readouterr().err
 
 
 def test_doctor_prints_as_it_goes_and_bounds_its_tries(

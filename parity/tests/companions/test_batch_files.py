@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -663,6 +664,54 @@ def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     others = lines(target)[:DEADLY_AT] + lines(target)[DEADLY_AT + 1 :]
     assert [line["text"] for line in others] == texts(whole)[:DEADLY_AT] + texts(whole)[DEADLY_AT + 1 :]
     assert not Path(f"{target}.at").exists()
+
+
+@pytest.mark.parametrize("chunk", ["1", "12", "3072"])
+def test_a_process_that_dies_while_the_model_is_loaded_blames_no_line(
+    chunk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kill while a large model was loading set one more line aside, which nothing had been run for."""
+    monkeypatch.setattr(gen_engine, "load", lambda config: os.kill(os.getpid(), signal.SIGKILL))
+    source, target = write(tmp_path / "in.jsonl", questions(16)), tmp_path / "out.jsonl"
+    for _ in range(4):
+        child = os.fork()
+        if not child:
+            main(command(source, target, "--chunk", chunk)[3:])
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    log = Path(f"{target}.run").read_bytes()
+    assert b" died " not in log and b" error " not in log
+
+
+def test_a_line_that_kills_the_process_as_it_is_read_is_found_while_the_model_is_loaded(tmp_path: Path) -> None:
+    """The next part is read meanwhile, in a thread."""
+    log = batch_files.Log(tmp_path / "out.run", {})
+    at = tmp_path / "out.at"
+    with batch_files.InWork(at, log) as in_work:
+        for number in (1, 2):
+            in_work.add(number)
+            in_work.note_read(number)
+        assert at.read_bytes().split() == [b"1", b"2"]
+        with in_work.while_loading():
+            assert at.read_bytes().split() == []
+            in_work.add(3)
+            assert at.read_bytes().split() == [b"3", b"3"]
+            in_work.note_read(3)
+            in_work.add(4)
+            assert at.read_bytes().split() == [b"4", b"4"]
+        assert at.read_bytes().split() == [b"1", b"4"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_signal_is_no_death(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gen_engine, "load", lambda config: signal.raise_signal(number))
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        source = write(tmp_path / "in.jsonl", questions(3))
+        assert main(command(source, tmp_path / "out.jsonl")[3:]) == 130
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 # == OUT that was edited ==
