@@ -9,6 +9,7 @@ from parity.goldens.verdict import Check, Outcome
 from parity.report.console import case_text
 from parity.report.words import groups, sentence
 
+
 def xml_text(text: str) -> str:
     """Text that XML 1.0 can hold, and that a page of a CI system shows as it is: what does not
     print is written as its escape."""
