@@ -47,8 +47,8 @@ def run_list(args: argparse.Namespace) -> int:
         say(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
     try:
         store.settings()
-    except SettingsError as error:
-        broken.append(error)
+    except SettingsError as fault:
+        broken.append(fault)
     for error in broken:
         say(str(error), sys.stderr)
     if broken:
