@@ -25,6 +25,7 @@ import argparse
 import array
 import contextlib
 import dataclasses
+import enum
 import errno
 import functools
 import hashlib
@@ -66,6 +67,7 @@ CHUNK = 3072  # lines in work at most
 PARTS = 3  # of a chunk, which are read one at a time while others are in work
 PART_BYTES = 128 << 20  # of text and decoded images, at which a part ends early
 SUSPECTS = 64  # a chunk ÷ this: lines in work of those among which a process has died
+MOST_ALONE = 3  # deaths with no line beside it, each at once after the model was loaded
 SYNC_SECONDS = 1.0  # between two syncs of the log: what a power cut costs; a kill costs none
 MINUTE = 60.0  # seconds between two progress lines, where there is no terminal
 FIRST_LINES = 20  # checked before the model is loaded; if all of them are bad, nothing is begun
@@ -354,6 +356,24 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         self.file.close()
 
 
+class Turn(enum.Enum):
+    """When a line is answered, in this order.
+    RETRIED: one that was alone at a death, again alone; if it is not deadly it is over then.
+    GROUPED: among which one process has died, some at a time, so that the next death leaves few.
+    NEW: all others.   ALONE: among which several have died, one at a time."""
+
+    RETRIED = 0
+    GROUPED = 1
+    NEW = 2
+    ALONE = 3
+
+    def most(self, chunk: int) -> int:
+        """Lines in work at most."""
+        if self is Turn.NEW:
+            return chunk
+        return max(1, chunk // SUSPECTS) if self is Turn.GROUPED else 1
+
+
 @dataclass
 class Deaths:
     """How many processes died while a line was in work; and with no other line beside it."""
@@ -363,7 +383,15 @@ class Deaths:
 
     @property
     def is_deadly(self) -> bool:
-        return self.count > 1 and self.alone > 0
+        """Whether the line is given up. That somebody kills processes while it is tried, so many
+        times one after the other, is no chance."""
+        return self.alone >= MOST_ALONE
+
+    @property
+    def turn(self) -> Turn:
+        if self.alone:
+            return Turn.RETRIED
+        return Turn.ALONE if self.count > 1 else Turn.GROUPED
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
@@ -1256,30 +1284,28 @@ class Run:
     def answer(
         self, wanted: bytearray, reader: batch_lines.Reader, answering: Answering, chunk: int
     ) -> None:
-        """Answer the lines that are wanted. Those among which a process has died come first, some
-        at a time, so that the next death leaves few; those among which several died come last, one
-        at a time."""
+        """Answer the lines that are wanted, each in its turn."""
         deaths = dict(self.log.deaths)
-        passes = [(1, max(1, chunk // SUSPECTS)), (0, chunk), (2, 1)]
         try:
-            for count, most in passes:
-                if count and not deaths:
+            for turn in Turn:
+                if turn is not Turn.NEW and not deaths:
                     continue
-                is_wanted = functools.partial(self._is_wanted, wanted, deaths, count)
+                most = turn.most(chunk)
+                is_wanted = functools.partial(self._is_wanted, wanted, deaths, turn)
                 parts = self._read(is_wanted, reader, deaths, part_of(most))
-                answering.run(Parts(parts, ahead=not count), most)
+                answering.run(Parts(parts, ahead=turn is Turn.NEW), most)
         except BaseException:
             with contextlib.suppress(ge.GenEngineError):  # of a disk that fails, which is known
                 self.flush()
             raise
 
     def _is_wanted(
-        self, wanted: bytearray, deaths: Mapping[int, Deaths], count: int, number: int
+        self, wanted: bytearray, deaths: Mapping[int, Deaths], turn: Turn, number: int
     ) -> bool:
-        """Whether a pass answers a line.   count: how many processes died at it; 2 is any more."""
+        """Whether a line is answered in a turn."""
         if number < len(wanted) and not wanted[number]:
             return False
-        return min(deaths[number].count, 2) == count if number in deaths else not count
+        return turn is (deaths[number].turn if number in deaths else Turn.NEW)
 
     def _read(
         self,
@@ -1297,7 +1323,9 @@ class Run:
             self.in_work.add(number)
             death = deaths.get(number, Deaths())
             if death.is_deadly:
-                item = reader.deadly_item(number, record, death.count, read_id=death.alone < 3)
+                item = reader.deadly_item(
+                    number, record, death.count, read_id=death.alone == MOST_ALONE
+                )
             else:
                 item = reader.item(number, record)
             self.in_work.note_read(number)

@@ -623,17 +623,17 @@ def run(out):
 
 print(run(whole))
 for target in targets:
-    print(run(target), run(target), run(target), run(target))
+    print(*[run(target) for _ in range(6)])
 """
 
 
 DEADLY_AT = 9  # the deadly line, from 0
-DEATHS = dict.fromkeys(("read", "prepare", "run"), "-9 -9 1 1")
+DEATHS = {"read": "-9 -9 -9 -9 1 1", "prepare": "-9 -9 -9 -9 1 1", "run": "-9 -9 -9 -9 1 1"}
 
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A folder, and for each place where a line kills the process the exit codes of four starts."""
+    """A folder, and for each place where a line kills the process the exit codes of six starts."""
     folder = tmp_path_factory.mktemp("deaths")
     asked = questions(16)
     asked[DEADLY_AT] = {"id": "bad", "prompt": "a deadly line"}
@@ -648,9 +648,9 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     return folder, dict(zip(DEATHS, codes))
 
 
-# The second death finds it: alone, since a 64th of --chunk 12 is one line.
+# From the second death on it is alone, since a 64th of --chunk 12 is one line.
 @pytest.mark.parametrize(("place", "codes"), DEATHS.items())
-def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
+def test_answer_file_sets_a_line_aside_at_which_the_process_died_alone_three_times(
     place: str,
     codes: str,
     deaths: tuple[Path, dict[str, str]],
@@ -660,7 +660,7 @@ def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     assert found[place] == codes
     bad = lines(target)[DEADLY_AT]
     assert bad["id"] == "bad"
-    assert f"the process died 2 times while line {DEADLY_AT + 1} was in work" in bad["error"]["message"]
+    assert f"the process died 4 times while line {DEADLY_AT + 1} was in work" in bad["error"]["message"]
     others = lines(target)[:DEADLY_AT] + lines(target)[DEADLY_AT + 1 :]
     assert [line["text"] for line in others] == texts(whole)[:DEADLY_AT] + texts(whole)[DEADLY_AT + 1 :]
     assert not Path(f"{target}.at").exists()
@@ -681,6 +681,37 @@ def test_a_process_that_dies_while_the_model_is_loaded_blames_no_line(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     log = Path(f"{target}.run").read_bytes()
     assert b" died " not in log and b" error " not in log
+
+
+class Killed(batch_files.Answering):
+    """Ends some lines; then somebody kills the process, whatever is in work."""
+
+    lines = 2
+
+    def run(self, parts: batch_files.Parts, most: int) -> None:
+        while not parts.over:
+            for item in parts.take(wait=True):
+                if not self.lines:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.lines -= 1
+                self.end(item, json.dumps({"id": item.number}).encode())
+
+
+@pytest.mark.parametrize("chunk", ["1", "12", "3072"])
+def test_no_kill_from_outside_costs_a_line(chunk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line that was alone in work at its second death became an error: a job that was killed every two
+    seconds lost a line a kill."""
+    monkeypatch.setattr(batch_files, "Answering", Killed)
+    source, target = write(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"
+    for _ in range(12):
+        child = os.fork()
+        if not child:
+            os._exit(main(command(source, target, "--chunk", chunk)[3:]))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code != -signal.SIGKILL:
+            break
+    assert code == 0
+    assert [line["id"] for line in lines(target)] == list(range(1, 21))
 
 
 def test_a_line_that_kills_the_process_as_it_is_read_is_found_while_the_model_is_loaded(tmp_path: Path) -> None:
