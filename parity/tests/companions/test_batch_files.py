@@ -131,6 +131,7 @@ def test_samples_and_logprobs_stand_in_the_line(engine: gen_engine.GenerationEng
 
 BAD = {
     "not json": ("{", "the line is not JSON"),
+    "a field twice": ('{"prompt": "1, 2, ", "prompt": "3, 4, "}', "'prompt' stands twice in an object"),
     "a list": ("[1]", "the line is list"),
     "an unknown field": ({"promt": "x"}, "has no field 'promt'. Did you mean 'prompt'?"),
     "an unknown option": ({"prompt": "x", "options": {"temprature": 1}}, "did you mean 'temperature'"),
@@ -743,6 +744,13 @@ def test_a_polite_signal_is_no_death(number: signal.Signals, tmp_path: Path, mon
     finally:
         signal.signal(signal.SIGHUP, handler)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_line_in_which_a_field_stands_twice_is_refused() -> None:
+    """The last one was taken, as Python's reader does."""
+    for text in (b'{"prompt": "a", "prompt": "b"}', b'{"messages": [{"role": "user", "role": "system"}]}'):
+        with pytest.raises(gen_engine.RequestError, match="stands twice in an object. Leave one out"):
+            batch_lines.parse_record(text + b"\n")
 
 
 # == OUT that was edited ==
