@@ -135,6 +135,29 @@ def test_the_worker_of_a_check_that_is_ended_ends(number: signal.Signals, code: 
     assert wait_until(lambda: not any(map(is_alive, pids)), 10)
 
 
+SCRIPT = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+open("pids.new", "w").write(f"{os.getpid()} {child.pid}")
+os.rename("pids.new", "pids")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("command", ["record --name old", "check --name old"])
+def test_a_script_ends_with_its_children_where_its_observer_is_ended(command: str, goldens: Path) -> None:
+    """After SIGTERM to `record` what the old script had started ran on."""
+    (goldens / "old.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "parity", *command.split(), "--", sys.executable, "old.py"]
+    with subprocess.Popen(words, cwd=goldens, env=ENVIRON, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert wait_until((goldens / "pids").exists, 60)
+        pids = [int(word) for word in (goldens / "pids").read_text().split()]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert wait_until(lambda: not any(map(is_alive, pids)), 10)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_while_a_class_is_made_is_no_fault(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
