@@ -1468,7 +1468,7 @@ def interrupted_by_signals() -> Iterator[None]:
         return
 
     def interrupt(signum: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signum)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     old = {number: signal.getsignal(number) for number in numbers}
@@ -1491,7 +1491,7 @@ def may_pass(error: Exception) -> bool:
 
 def run_batch(args: argparse.Namespace) -> int:
     """0 all lines answered, 1 some failed, 2 what no repeated command mends, 3 stopped by
-    something that the same command may outlive, 130 interrupted."""
+    something that the same command may outlive; 128 + the signal that stopped it."""
     try:
         with interrupted_by_signals():
             summary = answer_file(
@@ -1506,9 +1506,9 @@ def run_batch(args: argparse.Namespace) -> int:
                 any_path=args.any_path,
                 prompt_field=args.prompt_field,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         tell("batch: stopped; the same command continues")
-        return 130
+        return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
     except (ge.GenEngineError, OSError) as error:
         tell(f"batch: {batch_lines.without_addresses(str(error))}")
         return 3 if may_pass(error) else 2

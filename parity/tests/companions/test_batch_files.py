@@ -740,7 +740,7 @@ def test_a_polite_signal_is_no_death(number: signal.Signals, tmp_path: Path, mon
     handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         source = write(tmp_path / "in.jsonl", questions(3))
-        assert main(command(source, tmp_path / "out.jsonl")[3:]) == 130
+        assert main(command(source, tmp_path / "out.jsonl")[3:]) == 128 + number
     finally:
         signal.signal(signal.SIGHUP, handler)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
@@ -1425,7 +1425,7 @@ while counts.total() < int(stops):
         done, torn, is_pipe = set(), 0, files % 3 == 1
         continue
     # A SIGTERM may come before the command listens to it.
-    assert code in {"kill": [-9], "inside": [-9], "term": [130, -15], "disk": [3]}[kind], (kind, code)
+    assert code in {"kill": [-9], "inside": [-9], "term": [143, -15], "disk": [3]}[kind], (kind, code)
     counts[kind] += 1
 finish(len(content) if is_pipe else None)
 print(dict(counts), "stops,", advanced, "of them with new answers,", files + 1, "files finished")
