@@ -25,6 +25,7 @@ import argparse
 import array
 import contextlib
 import dataclasses
+import enum
 import errno
 import functools
 import hashlib
@@ -66,6 +67,7 @@ CHUNK = 3072  # lines in work at most
 PARTS = 3  # of a chunk, which are read one at a time while others are in work
 PART_BYTES = 128 << 20  # of text and decoded images, at which a part ends early
 SUSPECTS = 64  # a chunk ÷ this: lines in work of those among which a process has died
+MOST_ALONE = 3  # deaths with no line beside it, each at once after the model was loaded
 SYNC_SECONDS = 1.0  # between two syncs of the log: what a power cut costs; a kill costs none
 MINUTE = 60.0  # seconds between two progress lines, where there is no terminal
 FIRST_LINES = 20  # checked before the model is loaded; if all of them are bad, nothing is begun
@@ -354,6 +356,24 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         self.file.close()
 
 
+class Turn(enum.Enum):
+    """When a line is answered, in this order.
+    RETRIED: one that was alone at a death, again alone; if it is not deadly it is over then.
+    GROUPED: among which one process has died, some at a time, so that the next death leaves few.
+    NEW: all others.   ALONE: among which several have died, one at a time."""
+
+    RETRIED = 0
+    GROUPED = 1
+    NEW = 2
+    ALONE = 3
+
+    def most(self, chunk: int) -> int:
+        """Lines in work at most."""
+        if self is Turn.NEW:
+            return chunk
+        return max(1, chunk // SUSPECTS) if self is Turn.GROUPED else 1
+
+
 @dataclass
 class Deaths:
     """How many processes died while a line was in work; and with no other line beside it."""
@@ -363,7 +383,15 @@ class Deaths:
 
     @property
     def is_deadly(self) -> bool:
-        return self.count > 1 and self.alone > 0
+        """Whether the line is given up. That somebody kills processes while it is tried, so many
+        times one after the other, is no chance."""
+        return self.alone >= MOST_ALONE
+
+    @property
+    def turn(self) -> Turn:
+        if self.alone:
+            return Turn.RETRIED
+        return Turn.ALONE if self.count > 1 else Turn.GROUPED
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
@@ -567,11 +595,14 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 class InWork(contextlib.AbstractContextManager["InWork"]):
     """OUT.at: the first and the last of the lines in work. Left behind by a process that is killed,
-    and then a record of the log. Not synced: it has to outlive the process, not the machine."""
+    and then a record of the log. Not synced: it has to outlive the process, not the machine.
+
+    A line that is read is not in work while the model is loaded: nothing is run for it."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._numbers: dict[int, None] = {}  # in work, ascending
+        self._waiting: dict[int, None] | None = None  # for the model, while it is loaded
         self._bounds = (0, 0)  # as they are written
         self._lock = threading.Lock()  # parts are read in a thread
         if path.exists():
@@ -593,10 +624,34 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
             self._numbers[number] = None
             self._write()
 
+    def note_read(self, number: int) -> None:
+        """A line is read; all that can still go wrong with it is its answer."""
+        with self._lock:
+            if self._waiting is not None:
+                self._numbers.pop(number)
+                self._waiting[number] = None
+                self._write()
+
     def remove(self, number: int) -> None:
         with self._lock:
             self._numbers.pop(number)
             self._write()
+
+    @contextlib.contextmanager
+    def while_loading(self) -> Iterator[None]:
+        """The model is loaded: of what the process dies meanwhile is the fault of no line that is
+        read."""
+        with self._lock:
+            self._waiting = self._numbers
+            self._numbers = {}
+            self._write()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._numbers = {**self._waiting, **self._numbers}
+                self._waiting = None
+                self._write()
 
     def _write(self) -> None:
         bounds = next(iter(self._numbers), 0), next(reversed(self._numbers), 0)
@@ -1229,30 +1284,28 @@ class Run:
     def answer(
         self, wanted: bytearray, reader: batch_lines.Reader, answering: Answering, chunk: int
     ) -> None:
-        """Answer the lines that are wanted. Those among which a process has died come first, some
-        at a time, so that the next death leaves few; those among which several died come last, one
-        at a time."""
+        """Answer the lines that are wanted, each in its turn."""
         deaths = dict(self.log.deaths)
-        passes = [(1, max(1, chunk // SUSPECTS)), (0, chunk), (2, 1)]
         try:
-            for count, most in passes:
-                if count and not deaths:
+            for turn in Turn:
+                if turn is not Turn.NEW and not deaths:
                     continue
-                is_wanted = functools.partial(self._is_wanted, wanted, deaths, count)
+                most = turn.most(chunk)
+                is_wanted = functools.partial(self._is_wanted, wanted, deaths, turn)
                 parts = self._read(is_wanted, reader, deaths, part_of(most))
-                answering.run(Parts(parts, ahead=not count), most)
+                answering.run(Parts(parts, ahead=turn is Turn.NEW), most)
         except BaseException:
             with contextlib.suppress(ge.GenEngineError):  # of a disk that fails, which is known
                 self.flush()
             raise
 
     def _is_wanted(
-        self, wanted: bytearray, deaths: Mapping[int, Deaths], count: int, number: int
+        self, wanted: bytearray, deaths: Mapping[int, Deaths], turn: Turn, number: int
     ) -> bool:
-        """Whether a pass answers a line.   count: how many processes died at it; 2 is any more."""
+        """Whether a line is answered in a turn."""
         if number < len(wanted) and not wanted[number]:
             return False
-        return min(deaths[number].count, 2) == count if number in deaths else not count
+        return turn is (deaths[number].turn if number in deaths else Turn.NEW)
 
     def _read(
         self,
@@ -1270,9 +1323,12 @@ class Run:
             self.in_work.add(number)
             death = deaths.get(number, Deaths())
             if death.is_deadly:
-                item = reader.deadly_item(number, record, death.count, read_id=death.alone < 3)
+                item = reader.deadly_item(
+                    number, record, death.count, read_id=death.alone == MOST_ALONE
+                )
             else:
                 item = reader.item(number, record)
+            self.in_work.note_read(number)
             part.append(item)
             size += item.size
             if len(part) == count or size > PART_BYTES:
@@ -1368,8 +1424,9 @@ def answer_file(  # noqa: PLR0913 - what the command takes
         meter = stack.enter_context(contextlib.closing(Meter(sum(wanted), progress)))
 
         def open_engine() -> Any:
-            engine = model if is_engine(model) else stack.enter_context(ge.load(config))
-            log.check_engine(engine_identity(engine))
+            with in_work.while_loading():
+                engine = model if is_engine(model) else stack.enter_context(ge.load(config))
+                log.check_engine(engine_identity(engine))
             meter.begin()
             return engine
 
@@ -1403,20 +1460,26 @@ def from_json(text: str, what: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does, so that it is not taken for a death."""
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does, so that they are not taken for a death.
+    One that is ignored, as `nohup` does, stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signum)
 
-    old = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    old = {number: signal.getsignal(number) for number in numbers}
+    old = {number: how for number, how in old.items() if how not in (None, signal.SIG_IGN)}
+    for number in old:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, how in old.items():
+            signal.signal(number, how)
 
 
 def may_pass(error: Exception) -> bool:
@@ -1428,9 +1491,9 @@ def may_pass(error: Exception) -> bool:
 
 def run_batch(args: argparse.Namespace) -> int:
     """0 all lines answered, 1 some failed, 2 what no repeated command mends, 3 stopped by
-    something that the same command may outlive, 130 interrupted."""
+    something that the same command may outlive; 128 + the signal that stopped it."""
     try:
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             summary = answer_file(
                 args.input,
                 args.output,
@@ -1443,9 +1506,9 @@ def run_batch(args: argparse.Namespace) -> int:
                 any_path=args.any_path,
                 prompt_field=args.prompt_field,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         tell("batch: stopped; the same command continues")
-        return 130
+        return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
     except (ge.GenEngineError, OSError) as error:
         tell(f"batch: {batch_lines.without_addresses(str(error))}")
         return 3 if may_pass(error) else 2

@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +41,7 @@ HOOK = Path(__file__).resolve().parent / "hook"
 # == Running ==
 
 PATIENCE = 5.0  # seconds for ending when it is asked to
+GRACE = 1.0  # likewise, where we are ended ourselves
 TICK = 0.2  # seconds between two looks
 
 
@@ -83,8 +85,27 @@ def run_observed(
     environ = observed_environ(setup)
     if limits is not None:
         return run_limited(command, environ, folder, limits)
-    ended = subprocess.run(command, env=environ, check=False)
-    return collect(folder, ended.returncode)
+    return collect(folder, run_to_its_end(command, environ))
+
+
+def run_to_its_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of a command. Where we are ended first, so is it, with its children: a terminal
+    sends Ctrl-C to all of them; without one they are a group of their own, which we signal."""
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    process = subprocess.Popen(command, env=environ, start_new_session=not has_terminal)
+    try:
+        return process.wait()
+    except BaseException:
+        if not has_terminal:
+            kill_group(process, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        if has_terminal:
+            process.kill()
+        else:
+            kill_group(process, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def observed_environ(setup: Setup) -> dict[str, str]:

@@ -11,7 +11,13 @@ from typing import Any
 
 from parity.environment.output_paths import file_to_write
 from parity.goldens.folder import write_whole
-from parity.scan.baseline import Baseline, read_baseline, write_baseline, write_sites
+from parity.scan.baseline import (
+    Baseline,
+    read_baseline,
+    refuse_outside,
+    write_baseline,
+    write_sites,
+)
 from parity.scan.page import page
 from parity.scan.report import Console, counted
 from parity.scan.scan import Scan, scan
@@ -35,6 +41,7 @@ named and changes no exit code."""
 def run_scan(args: argparse.Namespace) -> int:
     found = scan(args.paths or ["."])
     baseline_path = Path(args.baseline or Path(args.goldens) / "scan.json")
+    refuse_outside(baseline_path, args.goldens)
     baseline = baseline_for(args, baseline_path)
     if args.json is not None:
         write_json(args.json, found)

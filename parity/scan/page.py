@@ -4,9 +4,10 @@ outside."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
+from html import escape as escape_markup
 from pathlib import Path
 
+from parity.goldens.safe_text import printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.report import counted, short_place
@@ -22,6 +23,11 @@ LEGEND = (
     "default.</p>"
 )
 STYLE = Path(__file__).with_name("page.css")
+
+
+def escape(text: str) -> str:
+    """Text of files on the page: no markup, and no character that turns or hides others."""
+    return escape_markup("\n".join(map(printable, text.split("\n"))))
 
 
 def page(scan: Scan, scanned: str) -> str:
@@ -129,7 +135,7 @@ def cell(block: ScannedBlock, group: Group, fact: str) -> str:
         for name, holds in (("odd", group.is_odd(block, fact)), ("unsaid", not own.is_said))
         if holds
     ]
-    title = escape(own.source, quote=True)
+    title = escape(own.source)
     return f"<td class='{' '.join(kinds)}' title='{title}'>{escape(str(own))}</td>"
 
 

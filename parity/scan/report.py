@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from parity.goldens.safe_text import printable
+from parity.goldens.safe_text import log_safe, printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.scan import Scan
@@ -40,7 +40,8 @@ class Console:
         return f"\x1b[{PAINT[how]}m{text}\x1b[0m" if self.colour and text else text
 
     def text(self, scan: Scan) -> str:
-        return "\n".join(self.lines(scan))
+        lines = self.lines(scan) if self.colour else map(printable, self.lines(scan))
+        return log_safe("\n".join(lines))
 
     def lines(self, scan: Scan) -> Iterator[str]:
         yield from self.head(scan)
