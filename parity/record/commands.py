@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
 from parity.record.changing import place_name
 from parity.record.process import functions_in
-from parity.record.recorder import Recorded, record
+from parity.record.recorder import Recorded, other_arguments, record
 from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED
 
@@ -323,6 +324,16 @@ def acceptance_lines(done: Recorded, store: Store) -> Iterator[str]:
             )
 
 
+def argv_lines(done: Recorded, store: Store) -> Iterator[str]:
+    """Sites of which a check knows one command line of several."""
+    for site, (kept, other) in other_arguments(store, done.seen).items():
+        yield (
+            f"{site}: recorded with the arguments {shlex.join(other)!r}, too; a check takes "
+            f"{shlex.join(kept)!r} (argv in {store.root / 'sites.json'}): if the code reads "
+            "sys.argv, make each command line a site of its own"
+        )
+
+
 def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:
     called = {case.function for case in done.seen.cases}
     for site in sites:
@@ -422,8 +433,8 @@ def run_recording(
     for name in by_site(done.written):
         store.set_site(name)
     say(recorded_text(done, store))
-    lines = [*object_lines(done, store), *unseen_lines(done, sites), *acceptance_lines(done, store)]
-    for line in lines:
+    lines = [*object_lines(done, store), *argv_lines(done, store), *unseen_lines(done, sites)]
+    for line in (*lines, *acceptance_lines(done, store)):
         say(line)
     return done.exit_code
 
