@@ -38,6 +38,10 @@ def run_draft(args: argparse.Namespace) -> int:
         return CANNOT
     from parity.draft import running
 
+    if args.diff and args.check:
+        raise ValueError(
+            "--diff writes no file that could be checked: leave out one of --check, --diff"
+        )
     return running.run_draft(args)
 
 

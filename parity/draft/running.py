@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import difflib
+import io
 import json
+import os
 import sys
-from collections.abc import Sequence
+import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,9 @@ from typing import Any
 from parity.draft import proving
 from parity.draft.decisions import Decisions, terminal
 from parity.draft.module import Draft, draft_module
-from parity.draft.observed import DraftError, Observed, observe
+from parity.draft.observed import DraftError, Mention, Observed, observe, with_checkpoint
 from parity.goldens.safe_text import say
-from parity.goldens.store import Store
+from parity.goldens.store import SITES_JSON, Store
 from parity.record import commands as recording
 from parity.record.calls import Site
 from parity.record.recorder import record
@@ -31,12 +35,17 @@ OLD_NAME = "{name}_before"
 
 @dataclass(frozen=True)
 class RecordedSource:
-    """A site with its source.   module: as it was recorded."""
+    """A site with its source.   module: as it was recorded.   source: with its own line ends.
+    encoding: of the file."""
 
     seen: Observed
     module: str
     path: Path
     source: str
+    encoding: str = "utf-8"
+
+    def encoded(self, code: str) -> bytes:
+        return code.encode(self.encoding)
 
 
 def source_of(seen: Observed) -> tuple[str, Path]:
@@ -60,7 +69,34 @@ def source_of(seen: Observed) -> tuple[str, Path]:
 def site_of(store: Store, name: str) -> RecordedSource:
     seen = observe(store, name)
     module, path = source_of(seen)
-    return RecordedSource(seen, module, path, path.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        source = content.decode(encoding)
+        tree = ast.parse(content, str(path))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        place = f"{path}:{getattr(error, 'lineno', None) or 1}"
+        problem = f"{place}: it cannot be read as Python {sys.version_info[0]}"
+        raise DraftError(f"{problem}: {error}. Mend it, and record again") from None
+    argv = store.settings().get(name, {}).get("argv", [])
+    mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
+    return RecordedSource(with_checkpoint(seen, mentions), module, path, source, encoding)
+
+
+def texts_of_source(tree: ast.Module, path: Path) -> Iterator[Mention]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Mention(node.value, f"{path}:{node.lineno}")
+
+
+def texts_of_call(store: Store, argv: Sequence[str], seen: Observed) -> Iterator[Mention]:
+    """Words of the script's command line, and arguments of the site that are texts."""
+    for word in argv:
+        yield Mention(word.rpartition("=")[2], f"argv in {store.root / SITES_JSON}")
+    for case in seen.cases:
+        for name, value in case.arguments.items():
+            if isinstance(value, str):
+                yield Mention(value, f"argument {name} of {store.path(case.site, case.case)}")
 
 
 # == draft ==
@@ -71,25 +107,32 @@ def run_draft(args: argparse.Namespace) -> int:
     site = site_of(store, args.site)
     draft = drafted(args, site)
     out = write_draft(args, draft, site)
-    for line in todo_lines(draft, site.path):
+    for line in (*change_lines(draft, site.path), *todo_lines(draft, site.path)):
         say(line, sys.stderr)
-    if not draft.is_moved:
-        return TODO_LEFT
-    entry = settings_of(store, site, draft, out)
-    if not args.check:
-        if out is not None:
-            say(next_step(args.site, entry), sys.stderr)
+    if not draft.is_moved or out is None:
         return TODO_LEFT if draft.todos else 0
-    codes = proving.check_draft(store, args.site, entry, args.backend or proving.BACKENDS)
-    for line in proving.code_lines(codes):
-        say(line)
-    code = proving.gravest(codes)
+    entry = settings_of(store, site, draft, out)
+    code = checked(args, store, args.site, entry) if args.check else 0
+    say(put_settings(store, args.site, entry), sys.stderr)
     return code or (TODO_LEFT if draft.todos else 0)
 
 
+def checked(args: argparse.Namespace, store: Store, name: str, entry: dict[str, Any]) -> int:
+    """The gravest exit code of a draft's checks, whose reports are printed."""
+    codes = proving.check_draft(store, name, entry, args.backend or proving.BACKENDS)
+    for line in proving.code_lines(codes):
+        say(line)
+    return proving.gravest(codes)
+
+
 def drafted(args: argparse.Namespace, site: RecordedSource) -> Draft:
+    """Raises DraftError where the source holds nothing to move."""
     ask = Decisions(yes=args.yes, read=None if args.yes else terminal())
-    return draft_module(site.source, site.seen, ask, args.engine, is_cut_moved=args.stops)
+    draft = draft_module(site.source, site.seen, ask, args.engine, is_cut_moved=args.stops)
+    if draft.is_moved and draft.code == site.source:
+        problem = f"{site.path}: nothing is left to move"
+        raise DraftError(f"{problem}. `parity check {site.seen.site}` says whether it is right")
+    return draft
 
 
 def settings_of(
@@ -102,17 +145,18 @@ def settings_of(
     return proving.site_settings(entry, site.module, new, draft.factories)
 
 
-def next_step(name: str, entry: dict[str, Any]) -> str:
-    """What to write into sites.json, and the check that reads it."""
-    wanted = {key: entry[key] for key in ("moved", "arguments") if key in entry}
-    said = json.dumps({name: wanted})
-    return f"say in sites.json where the code is now: {said}; then `parity check {name}`"
+def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
+    """Write into sites.json where the code is now, and what makes its arguments; says so."""
+    wanted = {key: entry.get(key) or None for key in ("moved", "arguments")}
+    store.set_site(name, **wanted)
+    said = json.dumps({key: value for key, value in wanted.items() if value})
+    return f"{store.root / SITES_JSON}: {name}: {said}; next: `parity check {name}`"
 
 
 def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) -> Path | None:
     """The file that was written, or None. Raises DraftError rather than write over one."""
     if args.diff:
-        print(patch(site, draft.code), end="")
+        write_out(site, patch(site, draft.code))
         return None
     if args.in_place:
         return edited_in_place(site, draft)
@@ -120,12 +164,24 @@ def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) ->
     if out is None and args.check:
         out = site.path.with_name(f"{site.path.stem}_moved.py")
     if out is None:
-        print(draft.code, end="")
+        write_out(site, draft.code)
         return None
-    with refusing_existing(out), open(out, "x", encoding="utf-8") as file:
-        file.write(draft.code)
+    write_new(out, site.encoded(draft.code))
     say(f"wrote {out}", sys.stderr)
     return out
+
+
+def write_out(site: RecordedSource, text: str) -> None:
+    """To stdout as a file would hold it: with its line ends and in its encoding."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(site.encoded(text))
+    sys.stdout.flush()
+
+
+def write_new(out: Path, content: bytes) -> None:
+    """Raises DraftError where the file is there already."""
+    with refusing_existing(out), open(out, "xb") as file:
+        file.write(content)
 
 
 @contextlib.contextmanager
@@ -137,26 +193,42 @@ def refusing_existing(out: Path) -> Any:
 
 
 def patch(site: RecordedSource, code: str) -> str:
-    old = site.source.splitlines(keepends=True)
-    new = code.splitlines(keepends=True)
-    name = site.path.as_posix()
-    return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+    """A patch that `git apply` takes, run where this runs."""
+    path = Path(os.path.relpath(site.path)).as_posix()
+    lines = difflib.unified_diff(
+        whole_lines(site.source), whole_lines(code), f"a/{path}", f"b/{path}"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
 
 
-def edited_in_place(site: RecordedSource, draft: Draft) -> Path:
+NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+def whole_lines(text: str) -> list[str]:
+    """Lines as a patch counts them: a form feed ends none."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+def edited_in_place(site: RecordedSource, draft: Draft) -> Path | None:
     """The old module stays beside the draft, for `record`, unless git has it as it is."""
     if not draft.is_moved:
-        raise DraftError(f"{site.path}: nothing was moved, so the file is left as it is")
-    if not proving.is_committed(site.path):
+        say(f"{site.path} is left as it is", sys.stderr)
+        return None
+    if not proving.is_committed(site.path.resolve()):
         before = site.path.with_name(OLD_NAME.format(name=site.path.stem) + ".py")
-        with refusing_existing(before), open(before, "x", encoding="utf-8") as file:
-            file.write(site.source)
+        write_new(before, site.encoded(site.source))
         say(f"the old code is in {before}", sys.stderr)
     else:
         say("git has the old code: `parity check --ab --old HEAD` runs it again", sys.stderr)
-    site.path.write_text(draft.code, encoding="utf-8")
+    site.path.write_bytes(site.encoded(draft.code))
     say(f"edited {site.path}", sys.stderr)
     return site.path
+
+
+def change_lines(draft: Draft, path: Path) -> list[str]:
+    return [f"{path}: {change}" for change in draft.changes]
 
 
 def todo_lines(draft: Draft, path: Path) -> list[str]:
@@ -190,11 +262,12 @@ def run_migrate(args: argparse.Namespace) -> int:
     say(recording.recorded_text(done, store))
     recorded = {case.site for case in (*done.written, *done.same)}
     codes = [migrated(args, store, site.name) for site in sites if site.name in recorded]
+    known = {case.site for case in done.refused}
     for site in sites:
-        if site.name not in recorded:
+        if site.name not in recorded | known:
             say(f"{site.function} was not called by this script: record it with one that calls it")
     if not codes:
-        return NOTHING
+        return done.exit_code or NOTHING
     return next((code for code in (1, 3) if code in codes), max(codes))
 
 
@@ -222,19 +295,17 @@ def migrated(args: argparse.Namespace, store: Store, name: str) -> int:
     say(f"3. draft: {name}")
     site = site_of(store, name)
     draft = drafted(args, site)
-    for line in todo_lines(draft, site.path):
+    for line in (*change_lines(draft, site.path), *todo_lines(draft, site.path)):
         say(line)
     if not draft.is_moved:
         return TODO_LEFT
     out = site.path.with_name(f"{site.path.stem}_moved.py")
-    if not out.exists() or out.read_text(encoding="utf-8") != draft.code:
-        with refusing_existing(out), open(out, "x", encoding="utf-8") as file:
-            file.write(draft.code)
+    content = site.encoded(draft.code)
+    if not out.exists() or out.read_bytes() != content:
+        write_new(out, content)
     entry = settings_of(store, site, draft, out)
     say(f"   wrote {out}")
     say(f"4. check: {name}")
-    codes = proving.check_draft(store, name, entry, args.backend or proving.BACKENDS)
-    for line in proving.code_lines(codes):
-        say(line)
-    store.set_site(name, **{key: entry[key] for key in ("moved", "arguments") if key in entry})
-    return proving.gravest(codes) or (TODO_LEFT if draft.todos else 0)
+    code = checked(args, store, name, entry)
+    say(put_settings(store, name, entry))
+    return code or (TODO_LEFT if draft.todos else 0)

@@ -55,7 +55,9 @@ class Statements(Calls):
     def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
         raise NotImplementedError
 
-    def marked(self, statements: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    def marked(
+        self, statements: list[cst.BaseStatement], old: cst.BaseStatement | None = None
+    ) -> list[cst.BaseStatement]:
         raise NotImplementedError
 
     def statements(
@@ -73,7 +75,7 @@ class Statements(Calls):
             except Unsure as error:
                 self.failed(statement, error)
                 raise
-            done += self.marked([*scope.pending, *new])
+            done += self.marked([*scope.pending, *new], statement)
             scope.pending = outside
         return done
 
