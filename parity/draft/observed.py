@@ -304,8 +304,8 @@ def absent_words(mention: Mention) -> str:
 
 def nowhere_words(model: str) -> str:
     return (
-        f"the checkpoint {model!r} is no folder here and not in the hub's cache: run draft where the"
-        " old code was recorded, or put it there, and draft again"
+        f"the checkpoint {model!r} is no folder here and not in the hub's cache: run draft where"
+        " the old code was recorded, or put it there, and draft again"
     )
 
 
