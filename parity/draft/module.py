@@ -734,10 +734,14 @@ class ModuleDraft(Statements):
             factory_load=load,
             path=path,
             self_made=self.self_made,
-            generation_options=parts.generation_options(self.seen, self.module.code)
-            if "generation_options" in names
-            else "",
+            generation_options=self.options_function(names),
+            words={name: self.word(name) for name in (*parts.HELPERS, "generation_options")},
         )
+
+    def options_function(self, names: set[str]) -> str:
+        word = self.word("generation_options")
+        text = parts.generation_options(self.seen, self.module.code)
+        return text.replace("def generation_options(", f"def {word}(") if word in names else ""
 
 
 def names_of_module(module: cst.Module) -> set[str]:

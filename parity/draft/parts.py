@@ -396,6 +396,7 @@ class Additions:
     path: str
     self_made: Sequence[str]
     generation_options: str
+    words: Mapping[str, str]
 
 
 AS_IT_LIES = '''
@@ -406,6 +407,14 @@ def as_it_lies(image):
     image.info.pop("exif", None)
     return image
 '''
+
+
+WHOLE_IDS = '''
+def whole_ids(result):
+    """Ids of the prompt and of the answer, as generate gives them."""
+    return [*result.prompt_token_ids, *result.token_ids]
+'''
+HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS}
 
 
 def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
@@ -419,16 +428,16 @@ def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[c
     if more.uses_load_engine or more.uses_load or has_factory:
         name = "load" if more.load == "load" else f"load as {more.load}"
         imports.append(f"from {more.engine_module} import {name}\n")
-    own = {"functools", "as_it_lies", "generation_options", more.load, more.load_engine}
+    own = {"functools", more.load, more.load_engine, *more.words.values()}
     place = end_of_imports(body, own)
     new: list[cst.BaseStatement] = [cst.parse_statement(one) for one in imports]
     blank = cst.EmptyLine(indent=False)
     if more.uses_load_engine:
         line = cst.parse_statement(f"{more.load_engine} = functools.cache({more.load})\n")
         new.append(line.with_changes(leading_lines=[blank]))
-    for function in ("as_it_lies",):
+    for function, text in HELPERS.items():
         if function in more.helpers:
-            new.append(spaced(AS_IT_LIES))
+            new.append(spaced(text.replace(function, more.words[function])))
     if more.generation_options:
         new.append(spaced(more.generation_options))
     if new and place < len(body):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import libcst
+
 from parity.draft import proving
 from parity.draft.decisions import Decisions, terminal
 from parity.draft.module import Draft, draft_module
@@ -36,16 +38,17 @@ OLD_NAME = "{name}_before"
 @dataclass(frozen=True)
 class RecordedSource:
     """A site with its source.   module: as it was recorded.   source: with its own line ends.
-    encoding: of the file."""
+    encoding: of the file, and the mark that it begins with, if there is one."""
 
     seen: Observed
     module: str
     path: Path
     source: str
     encoding: str = "utf-8"
+    mark: str = ""
 
     def encoded(self, code: str) -> bytes:
-        return code.encode(self.encoding)
+        return f"{self.mark}{code}".encode(self.encoding)
 
 
 def source_of(seen: Observed) -> tuple[str, Path]:
@@ -70,17 +73,31 @@ def site_of(store: Store, name: str) -> RecordedSource:
     seen = observe(store, name)
     module, path = source_of(seen)
     content = path.read_bytes()
+    mark = BOM if content.startswith(BOM.encode()) else ""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        source = content.decode(encoding)
+        encoding = encoding.removesuffix("-sig")
+        source = content.decode(encoding).removeprefix(mark)
         tree = ast.parse(content, str(path))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        place = f"{path}:{getattr(error, 'lineno', None) or 1}"
-        problem = f"{place}: it cannot be read as Python {sys.version_info[0]}"
-        raise DraftError(f"{problem}: {error}. Mend it, and record again") from None
+        libcst.parse_module(source)
+    except SyntaxError as error:
+        raise unreadable(path, error.lineno, error.msg) from None
+    except (UnicodeDecodeError, libcst.ParserSyntaxError) as error:
+        raise unreadable(path, getattr(error, "raw_line", None), str(error)) from None
     argv = store.settings().get(name, {}).get("argv", [])
     mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
-    return RecordedSource(with_checkpoint(seen, mentions), module, path, source, encoding)
+    return RecordedSource(with_checkpoint(seen, mentions), module, path, source, encoding, mark)
+
+
+BOM = "\ufeff"
+
+
+def unreadable(path: Path, line: int | None, problem: str) -> DraftError:
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    return DraftError(
+        f"{path}:{line or 1}: {version} or libcst cannot read it: {problem}. Run draft with the "
+        "Python that runs the script and a libcst of its age, or mend the file"
+    )
 
 
 def texts_of_source(tree: ast.Module, path: Path) -> Iterator[Mention]:
@@ -149,14 +166,15 @@ def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
     """Write into sites.json where the code is now, and what makes its arguments; says so."""
     wanted = {key: entry.get(key) or None for key in ("moved", "arguments")}
     store.set_site(name, **wanted)
-    said = json.dumps({key: value for key, value in wanted.items() if value})
-    return f"{store.root / SITES_JSON}: {name}: {said}; next: `parity check {name}`"
+    said = {key: value for key, value in wanted.items() if value}
+    written = f"{store.root / SITES_JSON}: {name}: {json.dumps(said)}; " if said else ""
+    return f"{written}next: `parity check {name}`"
 
 
 def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) -> Path | None:
     """The file that was written, or None. Raises DraftError rather than write over one."""
     if args.diff:
-        write_out(site, patch(site, draft.code))
+        write_out(patch(site, draft.code).encode(site.encoding))
         return None
     if args.in_place:
         return edited_in_place(site, draft)
@@ -164,17 +182,17 @@ def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) ->
     if out is None and args.check:
         out = site.path.with_name(f"{site.path.stem}_moved.py")
     if out is None:
-        write_out(site, draft.code)
+        write_out(site.encoded(draft.code))
         return None
     write_new(out, site.encoded(draft.code))
     say(f"wrote {out}", sys.stderr)
     return out
 
 
-def write_out(site: RecordedSource, text: str) -> None:
+def write_out(content: bytes) -> None:
     """To stdout as a file would hold it: with its line ends and in its encoding."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(site.encoded(text))
+    sys.stdout.buffer.write(content)
     sys.stdout.flush()
 
 
@@ -195,9 +213,8 @@ def refusing_existing(out: Path) -> Any:
 def patch(site: RecordedSource, code: str) -> str:
     """A patch that `git apply` takes, run where this runs."""
     path = Path(os.path.relpath(site.path)).as_posix()
-    lines = difflib.unified_diff(
-        whole_lines(site.source), whole_lines(code), f"a/{path}", f"b/{path}"
-    )
+    old = whole_lines(f"{site.mark}{site.source}")
+    lines = difflib.unified_diff(old, whole_lines(f"{site.mark}{code}"), f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
 
 

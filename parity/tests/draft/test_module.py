@@ -625,3 +625,21 @@ def test_draft_of_a_model_that_a_class_keeps_asks_the_engine_under_that_name() -
     value, engine = run(draft_of(source), "answer", "m", "Why?")
     assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 5})]
     assert len(engine.loads) == 1
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0], skip_special_tokens=True)",
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0]), 1",
+        "[tok.decode(model.generate(**inputs, max_new_tokens=5)[0])]",
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0]) if question else ''",
+        "[tok.decode(model.generate(**tok(q, return_tensors='pt'), max_new_tokens=5)[0]) for q in [question]]",
+    ],
+)
+def test_draft_of_a_call_inside_a_call_asks_once(returned: str) -> None:
+    """The ids of prompt and answer were written as two calls of the engine."""
+    draft = body(PROMPT + f"return {returned}", question="x")
+    value, engine = run(draft, "answer", "Why?")
+    assert len(engine.calls) == 1 and "decoded [1, 2, 3, 5, 6]" in str(value)
+    assert draft.code.count("max_new_tokens") == 1
