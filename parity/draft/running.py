@@ -28,6 +28,7 @@ from parity.record import commands as recording
 from parity.record.calls import Site
 from parity.record.recorder import record
 from parity.record.seeds import SEED
+from parity.record.source import source_digest
 from parity.scan.scan import scan
 
 TODO_LEFT = 3
@@ -82,8 +83,10 @@ def site_of(store: Store, name: str) -> RecordedSource:
         libcst.parse_module(source)
     except SyntaxError as error:
         raise unreadable(path, error.lineno, error.msg) from None
-    except (UnicodeDecodeError, libcst.ParserSyntaxError) as error:
-        raise unreadable(path, getattr(error, "raw_line", None), str(error)) from None
+    except UnicodeDecodeError as error:
+        raise unreadable(path, content[: error.start].count(b"\n") + 1, str(error)) from None
+    except libcst.ParserSyntaxError as error:
+        raise unreadable(path, error.raw_line, error.message) from None
     argv = store.settings().get(name, {}).get("argv", [])
     mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
     return RecordedSource(with_checkpoint(seen, mentions), module, path, source, encoding, mark)
@@ -124,7 +127,7 @@ def run_draft(args: argparse.Namespace) -> int:
     site = site_of(store, args.site)
     draft = drafted(args, site)
     out = write_draft(args, draft, site)
-    for line in (*change_lines(draft, site.path), *todo_lines(draft, site.path)):
+    for line in (*change_lines(draft, site), *todo_lines(draft, site.path)):
         say(line, sys.stderr)
     if not draft.is_moved or out is None:
         return TODO_LEFT if draft.todos else 0
@@ -244,8 +247,18 @@ def edited_in_place(site: RecordedSource, draft: Draft) -> Path | None:
     return site.path
 
 
-def change_lines(draft: Draft, path: Path) -> list[str]:
-    return [f"{path}: {change}" for change in draft.changes]
+def change_lines(draft: Draft, site: RecordedSource) -> list[str]:
+    """What the draft changed beside the calls; functions that are not what was recorded."""
+    lines = [f"{site.path}: {change}" for change in draft.changes]
+    recorded = {case.function: case.source for case in site.seen.cases if case.source}
+    for function, digest in recorded.items():
+        if digest != source_digest(function):
+            name = function.rpartition(":")[2]
+            lines.append(
+                f"{site.path}: {name} changed since it was recorded (or what it uses): the draft "
+                "is of the file as it is, the goldens are not"
+            )
+    return lines
 
 
 def todo_lines(draft: Draft, path: Path) -> list[str]:
@@ -312,7 +325,7 @@ def migrated(args: argparse.Namespace, store: Store, name: str) -> int:
     say(f"3. draft: {name}")
     site = site_of(store, name)
     draft = drafted(args, site)
-    for line in (*change_lines(draft, site.path), *todo_lines(draft, site.path)):
+    for line in (*change_lines(draft, site), *todo_lines(draft, site.path)):
         say(line)
     if not draft.is_moved:
         return TODO_LEFT
