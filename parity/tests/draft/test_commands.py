@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from parity.__main__ import main
+from parity.draft import decisions as decision_module
 from parity.draft import proving, running, skill
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.observed import DraftError, observe
@@ -64,7 +66,26 @@ def test_decisions_ask_a_question_once_and_take_a_part_of_a_word() -> None:
     decisions = Decisions(read=read)
     decision = Decision("inherited", "Keep it?", ("keep", "drop"))
     assert [decisions.choose(decision), decisions.choose(decision)] == ["drop", "drop"]
-    assert asked == ["Keep it? [keep/drop] "]
+    assert asked == ["Keep it? [keep/drop, Enter: keep] "]
+
+
+@pytest.mark.parametrize(("answers", "choice"), [(["\n"], "keep"), (["K\n"], "keep"), (["maybe\n", "d\n"], "drop")])
+def test_a_question_shows_its_default_and_is_asked_until_it_is_answered(
+    answers: list[str], choice: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(answers)))
+    decisions = Decisions(read=decision_module.ask_person)
+    assert decisions.choose(Decision("inherited", "Keep it?", ("keep", "drop"))) == choice
+    said = capfd.readouterr()
+    assert (said.out, said.err.count("Enter: keep")) == ("", len(answers))
+    assert ("'maybe' is none of them" in said.err) == (len(answers) == 2)
+
+
+def test_an_input_that_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-D was said to be a fault of parity itself."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(ValueError, match="a question was not answered. --yes answers"):
+        decision_module.ask_person("Keep it? ")
 
 
 def test_skill_is_one_page_with_the_head_that_agents_read() -> None:
