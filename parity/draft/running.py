@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from parity.goldens.safe_text import say
 from parity.goldens.store import SITES_JSON, Store
 from parity.record import commands as recording
 from parity.record.calls import Site
+from parity.record.process import functions_in
 from parity.record.recorder import record
 from parity.record.seeds import SEED
 from parity.record.source import source_digest
@@ -181,7 +182,7 @@ def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) ->
         return None
     if args.in_place:
         return edited_in_place(site, draft)
-    out = Path(args.out) if args.out else None
+    out: Path | None = args.out
     if out is None and args.check:
         out = site.path.with_name(f"{site.path.stem}_moved.py")
     if out is None:
@@ -266,7 +267,7 @@ def todo_lines(draft: Draft, path: Path) -> list[str]:
         return []
     lines = [f"{path}: {len(draft.todos)} left to you (exit 3)"]
     if not draft.is_moved:
-        lines.append("the old code is left as it is, with a comment where it could not be moved")
+        lines.append("nothing is moved; in the draft a comment stands where it could not be")
     for todo in draft.todos:
         place = f"line {todo.line}: " if todo.line else ""
         lines.append(f"  {place}{' '.join(todo.text.split())}")
@@ -308,17 +309,33 @@ def found_sites(command: Sequence[str]) -> list[Site]:
         raise DraftError("migrate: name a script, as in `parity migrate -- python old.py`")
     script = scripts[0]
     found = scan([str(script)])
+    tree = ast.parse(script.read_bytes(), str(script))
+    functions = dict(functions_in(tree.body))
     sites = {}
     for block in found.blocks:
-        if block.function and block.function != "<module>":
-            name = f"{script.stem}_{block.function.replace('.', '_')}"
-            sites[block.function] = Site(name, f"{script.as_posix()}:{block.function}")
+        function = recordable_name(block.function or "", functions)
+        if function and function != "<module>":
+            name = f"{script.stem}_{function.replace('.', '_')}"
+            sites[function] = Site(name, f"{script.as_posix()}:{function}")
+    for function, site in list(sites.items()):
+        if problem := recording.unrecordable(tree, site):
+            say(f"{script}: {problem}")
+            del sites[function]
     if not sites:
         raise DraftError(
-            f"migrate: {script} generates in no function. Put the block into one, or record the "
-            "script as a whole: parity record --name SITE -- ..."
+            f"migrate: {script} generates in no function that can be recorded. Put the block into "
+            "one that returns its value, or record the script as a whole: parity record --name SITE"
+            " -- ..."
         )
     return list(sites.values())
+
+
+def recordable_name(function: str, functions: Mapping[str, Any]) -> str:
+    """The function of a script that a block belongs to; of one inside a function the outer one."""
+    name = function
+    while name and name not in functions:
+        name = name.rpartition(".")[0]
+    return name or function
 
 
 def migrated(args: argparse.Namespace, store: Store, name: str) -> int:

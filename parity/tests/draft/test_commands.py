@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -119,7 +120,7 @@ def test_found_sites_of_a_script_without_a_function_that_generates_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("old.py").write_text("print('hello')\n")
-    with pytest.raises(DraftError, match="generates in no function"):
+    with pytest.raises(DraftError, match="generates in no function that can be recorded"):
         running.found_sites(["python", "old.py"])
 
 
@@ -283,3 +284,54 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(
     put_golden()
     code, _, said = drafted_code(capfdbinary)
     assert code == 2 and f"old.py:{line}: " in said and problem in said
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "page that is a link"])
+def test_skill_writes_into_a_folder_alone(kind: str, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = project / "there"
+    outside = project / "outside.md"
+    if kind == "page that is a link":
+        folder.mkdir()
+        (folder / "SKILL.md").symlink_to(outside)
+    elif kind == "link":
+        folder.symlink_to(outside)
+    else:
+        folder.write_text("mine")
+    with pytest.raises(SystemExit) if kind != "page that is a link" else contextlib.nullcontext():
+        assert main(["skill", str(folder)]) == 2
+    assert str(folder) in capfd.readouterr().err and not outside.exists()
+
+
+MANY = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tok = AutoTokenizer.from_pretrained("m")
+model = AutoModelForCausalLM.from_pretrained("m")
+
+def asked(q):
+    return tok.decode(model.generate(**tok(q, return_tensors="pt"), max_new_tokens=4)[0])
+
+async def later(q):
+    return tok.decode(model.generate(**tok(q, return_tensors="pt"), max_new_tokens=4)[0])
+
+def stream(q):
+    yield tok.decode(model.generate(**tok(q, return_tensors="pt"), max_new_tokens=4)[0])
+
+def outer(q):
+    def inner():
+        return tok.decode(model.generate(**tok(q, return_tensors="pt"), max_new_tokens=4)[0])
+    return inner()
+
+class Kept:
+    def ask(self, q):
+        return tok.decode(model.generate(**tok(q, return_tensors="pt"), max_new_tokens=4)[0])
+"""
+
+
+def test_found_sites_are_those_that_give_goldens_and_the_others_are_said(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.py").write_text(MANY)
+    names = [site.function for site in running.found_sites(["python", "old.py"])]
+    assert names == ["old.py:asked", "old.py:outer", "old.py:Kept.ask"]
+    said = capsys.readouterr().out
+    assert "later is async" in said and "stream is a generator" in said
