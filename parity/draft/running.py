@@ -127,8 +127,9 @@ def run_draft(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
     site = site_of(store, args.site)
     draft = drafted(args, site)
+    changes = change_lines(draft, site)  # before the file is edited
     out = write_draft(args, draft, site)
-    for line in (*change_lines(draft, site), *todo_lines(draft, site.path)):
+    for line in (*changes, *todo_lines(draft, site.path)):
         say(line, sys.stderr)
     if not draft.is_moved or out is None:
         return TODO_LEFT if draft.todos else 0

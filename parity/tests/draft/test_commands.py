@@ -19,6 +19,7 @@ from parity.draft import proving, running, skill
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.observed import DraftError, observe
 from parity.goldens.store import Case, Store
+from parity.record.source import source_digest
 from parity.tests.conftest import TEXT
 
 from .test_module import row
@@ -204,8 +205,9 @@ def test_in_place_a_second_time_has_nothing_to_move_and_keeps_the_old_code(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     Path("old.py").write_text(OLD.replace("PATH", '"m"'))
-    put_golden()
-    drafted_code(capfdbinary, "--in-place")
+    put_golden(source=source_digest("old.py:answer"))
+    code, _, said = drafted_code(capfdbinary, "--in-place")
+    assert code == 0 and "changed since" not in said
     new = Path("old.py").read_bytes()
     code, _, said = drafted_code(capfdbinary, "--in-place")
     assert code == 2 and "nothing is left to move" in said
