@@ -178,7 +178,13 @@ class ModuleDraft(Statements):
         body = self.cleaned(body)
         module = self.module.with_changes(body=body)
         todos = tuple(self.todos)
-        return Draft(module.code, todos, self.factories, is_moved=True, changes=tuple(self.changes))
+        return Draft(
+            module.code,
+            todos,
+            self.factories,
+            is_moved=True,
+            changes=tuple(dict.fromkeys(self.changes)),
+        )
 
     def translated(self) -> list[cst.BaseStatement]:
         before = self.module_level(main=False)
@@ -325,6 +331,10 @@ class ModuleDraft(Statements):
                 if old.count("decode(") > 1:
                     raise Unsure("a cut by hand", "its text is decoded in two places", "no --stops")
                 statements = parts.with_stop(statements, options, stop)
+                self.changes.append(
+                    f"the cut at {code_of(stop)} is a stop of the engine now: answers end there, so"
+                    " that `check` reports stop.strings as LATENT until you accept it"
+                )
         return statements
 
     def without_seeds(

@@ -241,7 +241,7 @@ class StopAdder(cst.CSTTransformer):
         if "\n" in text:
             text = code_of(updated_node.value).rstrip()[:-1].rstrip()
             comma = "\n    "
-        new = f'{text}{comma}"stop": [{code_of(self.stop)}]' + ("\n}" if "\n" in text else "}")
+        new = f'{text}{comma}"stop": [{code_of(self.stop)}]' + (",\n}" if "\n" in text else "}")
         return updated_node.with_changes(value=cst.parse_expression(new))
 
 

@@ -576,6 +576,7 @@ def test_draft_with_stops_moves_a_cut_by_the_same_rule(penalty: float) -> None:
     value, engine = run(draft, "answer", "Why?")
     assert (value, engine.calls[0][1]["stop"]) == ("ANSWER", ["###"])
     assert "split" not in draft.code
+    assert 'the cut at "###" is a stop' in draft.changes[0], "check will say LATENT"
 
 
 def test_draft_of_beams_that_an_argument_may_ask_for_says_that_they_are_ignored() -> None:
