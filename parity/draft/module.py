@@ -710,7 +710,7 @@ class ModuleDraft(Statements):
         found = importing.guarded(body)
         if found.moved:
             self.changes.append(
-                f"what runs the script ({found.moved} statements) stands under"
+                "what runs the script stands under"
                 ' `if __name__ == "__main__":` now, because `check` imports the module'
             )
         if found.blocked:
