@@ -377,6 +377,11 @@ def argv_lines(done: Recorded, store: Store) -> Iterator[str]:
             f"{shlex.join(kept)!r} (argv in {store.root / 'sites.json'}): if the code reads "
             "sys.argv, make each command line a site of its own"
         )
+    for site, folder in done.seen.started_in.items():
+        yield (
+            f"{site}: its script was started in {folder}, and a check calls it here: relative paths"
+            f" of its own name other files. Record it there: cd {shlex.quote(folder)}"
+        )
 
 
 def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:

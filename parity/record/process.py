@@ -59,7 +59,8 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a process's file. kind: "case", "argv", "asked" or "process"; "argv" tells of which
-    site the case before it was, and the arguments of its script.   at: in nanoseconds."""
+    site the case before it was, the arguments of its script, and the folder that this was started
+    in, of one below the working directory.   at: in nanoseconds."""
 
     kind: str
     at: int
@@ -92,6 +93,7 @@ def observe_this_process() -> None:
     # Of a function it is read once: its file may be edited while it runs.
     digest = functools.cache(source_digest)
     started = script_arguments(sys.argv)
+    folder_at_start = shown_word(os.getcwd(), setup.base)
 
     def sink(case: Case) -> None:
         function = placed_function(case.function, setup.base)
@@ -101,7 +103,7 @@ def observe_this_process() -> None:
         write("case", {**case.to_json(), "value": case.value})
         words = sys.argv[1:] if started is None else started
         argv = [shown_word(word, setup.base) for word in words]
-        write("argv", {"site": case.site, "argv": argv})
+        write("argv", {"site": case.site, "argv": argv, "folder": folder_at_start})
 
     observer = Observer(
         sites=setup.sites, sink=sink, store=Store(folder), loose=setup.loose, seed=setup.seed

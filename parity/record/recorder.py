@@ -49,7 +49,8 @@ class Seen:
 
     overhead: the recorder's own time and that of the whole, in seconds.   stopped: why it was
     ended; "" where it ended by itself.   folders: of the checkpoints that answered.   argv: of each
-    site, the different arguments of the scripts that called it.
+    site, the different arguments of the scripts that called it.   started_in: of each site, another
+    folder than the recording's that its script was started in.
     """
 
     cases: tuple[Case, ...]
@@ -61,6 +62,7 @@ class Seen:
     stopped: str = ""
     folders: tuple[str, ...] = ()
     argv: Mapping[str, Sequence[list[str]]] = field(default_factory=dict)
+    started_in: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_observed(
@@ -155,6 +157,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     environments = list[dict[str, Any]]()
     folders = set[str]()
     argv = dict[str, list[list[str]]]()
+    started_in = dict[str, str]()
     own = whole = 0.0
     for line in lines:
         if line.kind == "case":
@@ -163,6 +166,8 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
             known = argv.setdefault(line.content["site"], [])
             if line.content["argv"] not in known:
                 known.append(line.content["argv"])
+            if line.content["folder"] != ".":
+                started_in[line.content["site"]] = line.content["folder"]
         elif line.kind == "process":
             failures += line.content["failures"]
             folders.update(line.content["folders"])
@@ -178,6 +183,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
         (own, whole),
         folders=tuple(folders),
         argv=argv,
+        started_in=started_in,
     )
 
 

@@ -225,3 +225,16 @@ def test_a_site_of_two_command_lines_is_said(
     assert recorded_argv(tmp_path, f"{run} a; {run} b") == ["a"]
     said = capsys.readouterr().out
     assert "recorded with the arguments 'b', too; a check takes 'a'" in said
+
+
+def test_a_script_that_is_started_in_another_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    run = ["record", "--site", "shouts=sub/script.py:shout", "--"]
+    main([*run, sys.executable, "sub/script.py"])
+    assert "was started in" not in capsys.readouterr().out
+    main([*run, "sh", "-c", f"cd sub; {sys.executable} script.py"])
+    assert "shouts: its script was started in sub," in capsys.readouterr().out
