@@ -59,13 +59,13 @@ class Todo:
 
 @dataclass(frozen=True)
 class Draft:
-    """code: of the moved module.   todos: what is left.   factories: argument of a site -> function
-    of the draft that makes it.   is_moved: False where the old code was left as it is.   changes:
-    what the draft does beside moving the calls."""
+    """code: of the moved module.   todos: what is left.   factories: recorded function -> argument
+    -> function of the draft that makes it.   is_moved: False where the old code was left as it is.
+    changes: what the draft does beside moving the calls."""
 
     code: str
     todos: tuple[Todo, ...]
-    factories: Mapping[str, str]
+    factories: Mapping[str, Mapping[str, str]]
     is_moved: bool
     changes: tuple[str, ...] = ()
 
@@ -104,7 +104,9 @@ class ModuleDraft(Statements):
         self.stack: list[str] = []
         self.loads: list[Load] = []
         self.early: dict[int, Value] = {}
-        self.factories: dict[str, str] = {}
+        self.factories: dict[str, dict[str, str]] = {}
+        self.object_lines: dict[str, Sequence[str]] = {}
+        self.methods: dict[str, str] = {}
         self.taken: dict[str, set[str]] = {}
         self.waiting: dict[str, str] = {}
         self.moved_stops = {}
@@ -660,30 +662,30 @@ class ModuleDraft(Statements):
         known = self.functions[name]
         if "engine" in known.renamed.values():
             self.needs.add("make_engine")
-            self.factories["engine"] = "make_engine"
+            self.factories.setdefault(name, {})["engine"] = "make_engine"
         for parameter, value in known.roles.items():
             if value.role == "engine" and "engine" not in known.renamed.values():
                 self.needs.add("make_tokenizer")
-                self.factories[parameter] = "make_tokenizer"
+                self.factories.setdefault(name, {})[parameter] = "make_tokenizer"
         if known.class_name and "self" in objects:
             class_name = objects["self"].rpartition(".")[2]
-            self.made_class = class_name if class_name in self.classes else known.class_name
+            is_here = class_name in self.classes
+            self.methods[name] = class_name if is_here else known.class_name
 
-    made_class = ""
-    self_made: Sequence[str] = ()
-
-    def make_self(self, body: Sequence[cst.BaseStatement]) -> None:
-        """Let the draft make the object of a recorded method, as the script did."""
-        made = importing.made_as_script(body, self.made_class)
-        if made is None:
-            made = self.constructed(self.made_class)
-        if made is None:
-            what = f"say in sites.json what makes a {self.made_class}"
-            self.todos.append(Todo(f"{what}, because how the script made it is not seen"))
-            return
-        self.self_made = made
-        self.needs.add("make_self")
-        self.factories["self"] = "make_self"
+    def make_objects(self, body: Sequence[cst.BaseStatement]) -> None:
+        """Let the draft make the objects of recorded methods, as the script did."""
+        classes = list(dict.fromkeys(self.methods.values()))
+        for class_name in classes:
+            made = importing.made_as_script(body, class_name) or self.constructed(class_name)
+            factory = "make_self" if len(classes) == 1 else f"make_{class_name}"
+            if made is None:
+                what = f"say in sites.json what makes a {class_name}"
+                self.todos.append(Todo(f"{what}, because how the script made it is not seen"))
+                continue
+            self.object_lines[factory] = made
+            for function, of in self.methods.items():
+                if of == class_name:
+                    self.factories.setdefault(function, {})["self"] = factory
 
     def constructed(self, class_name: str) -> list[str] | None:
         """A call with the checkpoint of the goldens, where that is all that the class takes."""
@@ -701,8 +703,7 @@ class ModuleDraft(Statements):
         kept = parts.without_unused_imports(body, NamesIn.of(code), LIBRARIES)
         kept = parts.without_unused(kept, self.unused_globals(body))
         kept = self.importable(kept)
-        if self.made_class:
-            self.make_self(kept)
+        self.make_objects(kept)
         return parts.with_additions(kept, self.additions(kept))
 
     def importable(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
@@ -743,7 +744,7 @@ class ModuleDraft(Statements):
             helpers=frozenset(self.needs),
             factory_load=load,
             path=path,
-            self_made=self.self_made,
+            made=self.object_lines,
             generation_options=self.options_function(names),
             words={name: self.word(name) for name in (*parts.HELPERS, "generation_options")},
         )

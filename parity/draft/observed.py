@@ -63,6 +63,12 @@ class Observed:
     checkpoint: Any = None
     problem: str = ""
 
+    def beside(self, other: Observed) -> Observed:
+        """These goldens with those of another site of the same file."""
+        cases = (*self.cases, *other.cases)
+        models = tuple(dict.fromkeys((*self.models, *other.models)))
+        return replace(self, cases=cases, rows=(*self.rows, *other.rows), models=models)
+
     @property
     def functions(self) -> list[str]:
         return sorted({case.function for case in self.cases if case.function})

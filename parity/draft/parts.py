@@ -394,7 +394,7 @@ class Additions:
     helpers: frozenset[str]
     factory_load: Load | None
     path: str
-    self_made: Sequence[str]
+    made: Mapping[str, Sequence[str]]
     generation_options: str
     words: Mapping[str, str]
 
@@ -481,10 +481,9 @@ def factories(more: Additions) -> list[str]:
         made.append(
             f"def make_tokenizer():\n{about}    return {more.load}({more.path}{words}).tokenizer\n"
         )
-    if "make_self" in more.helpers:
-        *before, call = more.self_made
+    for name, (*before, call) in more.made.items():
         lines = "".join(f"    {line}\n" for line in before)
-        made.append(f"def make_self():\n{about}{lines}    return {call}\n")
+        made.append(f"def {name}():\n{about}{lines}    return {call}\n")
     return made
 
 

@@ -72,8 +72,13 @@ def source_of(seen: Observed) -> tuple[str, Path]:
 
 
 def site_of(store: Store, name: str) -> RecordedSource:
+    """A site with its source, and the goldens of the other sites of that: a draft is of a file."""
     seen = observe(store, name)
     module, path = source_of(seen)
+    for other, entry in store.settings().items():
+        modules = {function.rpartition(":")[0] for function in entry.get("functions", ())}
+        if other != name and modules == {module} and store.names(other):
+            seen = seen.beside(observe(store, other))
     content = path.read_bytes()
     mark = BOM if content.startswith(BOM.encode()) else ""
     try:
@@ -126,7 +131,7 @@ def texts_of_call(store: Store, argv: Sequence[str], seen: Observed) -> Iterator
 def run_draft(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
     site = site_of(store, args.site)
-    draft = drafted(args, site)
+    draft = drafted(args, site, decisions_of(args))
     changes = change_lines(draft, site)  # before the file is edited
     out = write_draft(args, draft, site)
     for line in (*changes, *todo_lines(draft, site.path)):
@@ -147,9 +152,12 @@ def checked(args: argparse.Namespace, store: Store, name: str, entry: dict[str, 
     return proving.gravest(codes)
 
 
-def drafted(args: argparse.Namespace, site: RecordedSource) -> Draft:
+def decisions_of(args: argparse.Namespace) -> Decisions:
+    return Decisions(yes=args.yes, read=None if args.yes else terminal())
+
+
+def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> Draft:
     """Raises DraftError where the source holds nothing to move."""
-    ask = Decisions(yes=args.yes, read=None if args.yes else terminal())
     draft = draft_module(site.source, site.seen, ask, args.engine, is_cut_moved=args.stops)
     if draft.is_moved and draft.code == site.source:
         problem = f"{site.path}: nothing is left to move"
@@ -160,11 +168,16 @@ def drafted(args: argparse.Namespace, site: RecordedSource) -> Draft:
 def settings_of(
     store: Store, site: RecordedSource, draft: Draft, out: Path | None
 ) -> dict[str, Any]:
-    entry = store.settings().get(site.seen.site, {})
+    name = site.seen.site
+    entry = store.settings().get(name, {})
+    made: dict[str, str] = {}
+    for case in site.seen.cases:
+        if case.site == name:
+            made |= draft.factories.get(case.function.rpartition(":")[2], {})
     new = site.module
     if out is not None and out != site.path:
         new = proving.new_module(site.module, out)
-    return proving.site_settings(entry, site.module, new, draft.factories)
+    return proving.site_settings(entry, site.module, new, made)
 
 
 def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
@@ -202,7 +215,9 @@ def write_out(content: bytes) -> None:
 
 
 def write_new(out: Path, content: bytes) -> None:
-    """Raises DraftError where the file is there already."""
+    """Raises DraftError where another file is there already."""
+    if out.is_file() and out.read_bytes() == content:
+        return  # another site of the same file was drafted
     with refusing_existing(out), open(out, "xb") as file:
         file.write(content)
 
@@ -293,7 +308,8 @@ def run_migrate(args: argparse.Namespace) -> int:
     say("2. record:")
     say(recording.recorded_text(done, store))
     recorded = {case.site for case in (*done.written, *done.same)}
-    codes = [migrated(args, store, site.name) for site in sites if site.name in recorded]
+    ask = decisions_of(args)  # of all sites: a file is drafted once for each
+    codes = [migrated(args, store, site.name, ask) for site in sites if site.name in recorded]
     known = {case.site for case in done.refused}
     for site in sites:
         if site.name not in recorded | known:
@@ -339,18 +355,17 @@ def recordable_name(function: str, functions: Mapping[str, Any]) -> str:
     return name or function
 
 
-def migrated(args: argparse.Namespace, store: Store, name: str) -> int:
+def migrated(args: argparse.Namespace, store: Store, name: str, ask: Decisions) -> int:
     say(f"3. draft: {name}")
     site = site_of(store, name)
-    draft = drafted(args, site)
+    draft = drafted(args, site, ask)
     for line in (*change_lines(draft, site), *todo_lines(draft, site.path)):
         say(line)
     if not draft.is_moved:
         return TODO_LEFT
     out = site.path.with_name(f"{site.path.stem}_moved.py")
     content = site.encoded(draft.code)
-    if not out.exists() or out.read_bytes() != content:
-        write_new(out, content)
+    write_new(out, content)
     entry = settings_of(store, site, draft, out)
     say(f"   wrote {out}")
     say(f"4. check: {name}")

@@ -337,3 +337,66 @@ def test_found_sites_are_those_that_give_goldens_and_the_others_are_said(
     assert names == ["old.py:asked", "old.py:outer", "old.py:Kept.ask"]
     said = capsys.readouterr().out
     assert "later is async" in said and "stream is a generator" in said
+
+
+TWO = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+class One:
+    def __init__(self, path):
+        self.tok = AutoTokenizer.from_pretrained(path)
+        self.model = AutoModelForCausalLM.from_pretrained(path)
+
+    def ask(self, q):
+        inputs = self.tok(q, return_tensors="pt")
+        out = self.model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        return self.tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+class Other(One):
+    def tell(self, q):
+        inputs = self.tok(q, return_tensors="pt")
+        out = self.model.generate(**inputs, max_new_tokens=6, do_sample=False)
+        return self.tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+def answer(model, tok, q):
+    inputs = tok(q, return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=7, do_sample=False)
+    return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+if __name__ == "__main__":
+    One("a").ask("x")
+    other = Other("b")
+    other.tell("x")
+    answer(other.model, other.tok, "x")
+"""
+
+
+def test_sites_of_one_file_are_one_draft_and_each_has_its_own_factories(
+    project: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    Path("old.py").write_text(TWO)
+    objects = {"model": {"$object": "x.Qwen3ForCausalLM"}, "tok": {"$object": "x.Qwen2Tokenizer"}}
+    arguments: dict[str, dict[str, Any]] = {
+        "One.ask": {"self": {"$object": "__main__.One"}},
+        "Other.tell": {"self": {"$object": "__main__.Other"}},
+        "answer": objects,
+    }
+    one = {**row(), "output_ids": [4, 5], "model": {"class": "Qwen3ForCausalLM", "path": ""}}
+    store = Store("golden")
+    for function, given in arguments.items():
+        site = function.partition(".")[0].lower()
+        name = f"old.py:{function}"
+        store.write(Case(site, "a", name, {**given, "q": "x"}, (one,)))
+        store.set_site(site, functions=[name])
+    for site in ("one", "other", "answer"):
+        assert main(["draft", site, "--yes", "--out", "new.py"]) == 0, capfdbinary.readouterr().err
+    settings = store.settings()
+    made = {site: settings[site]["arguments"] for site in ("one", "other", "answer")}
+    assert made == {
+        "one": {"self": "new.py:make_One"},
+        "other": {"self": "new.py:make_Other"},
+        "answer": {"engine": "new.py:make_engine"},
+    }
+    code = Path("new.py").read_text()
+    assert 'return One("a")' in code and 'return Other("b")' in code

@@ -117,7 +117,7 @@ def test_a_draft_makes_the_object_of_its_methods_as_the_script_did(
     monkeypatch.setattr(sys, "argv", ["old.py", "m", "9"])
     observed = seen("Helper.ask", self={"$object": "__main__.Helper"}, question="x")
     draft = draft_of(textwrap.dedent(CLASS) + script, observed)
-    assert (draft.todos, draft.factories) == ((), {"self": "make_self"})
+    assert (draft.todos, draft.factories) == ((), {"Helper.ask": {"self": "make_self"}})
     made, engine = run(draft, "make_self")
     assert (made.budget, [path for path, _ in engine.loads]) == (9, ["m"])
 
