@@ -38,19 +38,26 @@ OLD_NAME = "{name}_before"
 
 
 @dataclass(frozen=True)
-class RecordedSource:
-    """A site with its source.   module: as it was recorded.   source: with its own line ends.
-    encoding: of the file, and the mark that it begins with, if there is one."""
+class SourceText:
+    """code: with its own line ends.   encoding: of the file.   mark: that it begins with, or ""."""
 
-    seen: Observed
-    module: str
-    path: Path
-    source: str
+    code: str
     encoding: str = "utf-8"
     mark: str = ""
 
     def encoded(self, code: str) -> bytes:
+        """Another code as this file would hold it."""
         return f"{self.mark}{code}".encode(self.encoding)
+
+
+@dataclass(frozen=True)
+class RecordedSource:
+    """A site with its source.   module: as it was recorded."""
+
+    seen: Observed
+    module: str
+    path: Path
+    text: SourceText
 
 
 def source_of(seen: Observed) -> tuple[str, Path]:
@@ -79,6 +86,14 @@ def site_of(store: Store, name: str) -> RecordedSource:
         modules = {function.rpartition(":")[0] for function in entry.get("functions", ())}
         if other != name and modules == {module} and store.names(other):
             seen = seen.beside(observe(store, other))
+    text, tree = source_text(path)
+    argv = store.settings().get(name, {}).get("argv", [])
+    mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
+    return RecordedSource(with_checkpoint(seen, mentions), module, path, text)
+
+
+def source_text(path: Path) -> tuple[SourceText, ast.Module]:
+    """Raises DraftError for a file that is no source, with the line."""
     content = path.read_bytes()
     mark = BOM if content.startswith(BOM.encode()) else ""
     try:
@@ -93,9 +108,7 @@ def site_of(store: Store, name: str) -> RecordedSource:
         raise unreadable(path, content[: error.start].count(b"\n") + 1, str(error)) from None
     except libcst.ParserSyntaxError as error:
         raise unreadable(path, error.raw_line, error.message) from None
-    argv = store.settings().get(name, {}).get("argv", [])
-    mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
-    return RecordedSource(with_checkpoint(seen, mentions), module, path, source, encoding, mark)
+    return SourceText(source, encoding, mark), tree
 
 
 BOM = "\ufeff"
@@ -158,8 +171,8 @@ def decisions_of(args: argparse.Namespace) -> Decisions:
 
 def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> Draft:
     """Raises DraftError where the source holds nothing to move."""
-    draft = draft_module(site.source, site.seen, ask, args.engine, is_cut_moved=args.stops)
-    if draft.is_moved and draft.code == site.source:
+    draft = draft_module(site.text.code, site.seen, ask, args.engine, is_cut_moved=args.stops)
+    if draft.is_moved and draft.code == site.text.code:
         problem = f"{site.path}: nothing is left to move"
         raise DraftError(f"{problem}. `parity check {site.seen.site}` says whether it is right")
     return draft
@@ -192,7 +205,7 @@ def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
 def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) -> Path | None:
     """The file that was written, or None. Raises DraftError rather than write over one."""
     if args.diff:
-        write_out(patch(site, draft.code).encode(site.encoding))
+        write_out(patch(site, draft.code).encode(site.text.encoding))
         return None
     if args.in_place:
         return edited_in_place(site, draft)
@@ -200,9 +213,9 @@ def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) ->
     if out is None and args.check:
         out = site.path.with_name(f"{site.path.stem}_moved.py")
     if out is None:
-        write_out(site.encoded(draft.code))
+        write_out(site.text.encoded(draft.code))
         return None
-    write_new(out, site.encoded(draft.code))
+    write_new(out, site.text.encoded(draft.code))
     say(f"wrote {out}", sys.stderr)
     return out
 
@@ -233,8 +246,10 @@ def refusing_existing(out: Path) -> Any:
 def patch(site: RecordedSource, code: str) -> str:
     """A patch that `git apply` takes, run where this runs."""
     path = Path(os.path.relpath(site.path)).as_posix()
-    old = whole_lines(f"{site.mark}{site.source}")
-    lines = difflib.unified_diff(old, whole_lines(f"{site.mark}{code}"), f"a/{path}", f"b/{path}")
+    old = whole_lines(f"{site.text.mark}{site.text.code}")
+    lines = difflib.unified_diff(
+        old, whole_lines(f"{site.text.mark}{code}"), f"a/{path}", f"b/{path}"
+    )
     return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
 
 
@@ -255,11 +270,11 @@ def edited_in_place(site: RecordedSource, draft: Draft) -> Path | None:
         return None
     if not proving.is_committed(site.path.resolve()):
         before = site.path.with_name(OLD_NAME.format(name=site.path.stem) + ".py")
-        write_new(before, site.encoded(site.source))
+        write_new(before, site.text.encoded(site.text.code))
         say(f"the old code is in {before}", sys.stderr)
     else:
         say("git has the old code: `parity check --ab --old HEAD` runs it again", sys.stderr)
-    site.path.write_bytes(site.encoded(draft.code))
+    site.path.write_bytes(site.text.encoded(draft.code))
     say(f"edited {site.path}", sys.stderr)
     return site.path
 
@@ -326,7 +341,7 @@ def found_sites(command: Sequence[str]) -> list[Site]:
         raise DraftError("migrate: name a script, as in `parity migrate -- python old.py`")
     script = scripts[0]
     found = scan([str(script)])
-    tree = ast.parse(script.read_bytes(), str(script))
+    _, tree = source_text(script)
     functions = dict(functions_in(tree.body))
     sites = {}
     for block in found.blocks:
@@ -364,7 +379,7 @@ def migrated(args: argparse.Namespace, store: Store, name: str, ask: Decisions) 
     if not draft.is_moved:
         return TODO_LEFT
     out = site.path.with_name(f"{site.path.stem}_moved.py")
-    content = site.encoded(draft.code)
+    content = site.text.encoded(draft.code)
     write_new(out, content)
     entry = settings_of(store, site, draft, out)
     say(f"   wrote {out}")

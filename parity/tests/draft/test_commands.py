@@ -286,6 +286,8 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(
     put_golden()
     code, _, said = drafted_code(capfdbinary)
     assert code == 2 and f"old.py:{line}: " in said and problem in said
+    assert main(["migrate", "--yes", "--", "python", "old.py"]) == 2
+    assert f"old.py:{line}: " in capfdbinary.readouterr().err.decode()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "page that is a link"])
