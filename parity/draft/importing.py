@@ -14,7 +14,7 @@ from parity.draft.expressions import NamesIn
 from parity.draft.roles import code_of, dotted
 
 DEFINITIONS = (cst.FunctionDef, cst.ClassDef)
-GENERATES = ("generate", "generate_text_batch", "generate_vlm_batch")
+GENERATES = (".generate", ".generate_text_batch", ".generate_vlm_batch")
 GUARD = 'if __name__ == "__main__":\n    pass\n'
 
 
@@ -44,8 +44,10 @@ class Guarded:
 def guarded(body: Sequence[Any]) -> Guarded:
     """What runs a module as a script, from the first statement that generates on, put under
     `if __name__ == "__main__":`. Definitions and imports stay outside."""
-    running = running_functions(body)
-    first = next((k for k, one in enumerate(body) if is_running(one, running)), len(body))
+    foreign = foreign_names(body)
+    running = running_functions(body, foreign)
+    runs = (k for k, one in enumerate(body) if is_running(one, running, foreign))
+    first = next(runs, len(body))
     if first == len(body):
         return Guarded(body)
     outside = list(body[:first])
@@ -79,24 +81,17 @@ def without_blanks(body: Sequence[Any]) -> list[Any]:
     return [body[0].with_changes(leading_lines=lines), *body[1:]]
 
 
-def is_running(statement: cst.CSTNode, running: set[str]) -> bool:
+def is_running(statement: cst.CSTNode, running: set[str], foreign: set[str]) -> bool:
     if isinstance(statement, DEFINITIONS) or is_guard(statement):
         return False
-    return bool(called_names(statement) & {*running, *GENERATES})
+    return bool(called_names(statement, foreign) & {*running, *GENERATES})
 
 
-def running_functions(body: Sequence[cst.CSTNode]) -> set[str]:
-    """Names of functions and classes of a module that generate when they are called."""
+def running_functions(body: Sequence[cst.CSTNode], foreign: set[str]) -> set[str]:
+    """Functions and classes of a module that generate when they are called; a method is ".name"."""
     called: dict[str, set[str]] = {}
-    for statement in body:
-        if isinstance(statement, cst.FunctionDef):
-            called[statement.name.value] = called_names(statement.body)
-        elif isinstance(statement, cst.ClassDef):
-            for one in statement.body.body:
-                if isinstance(one, cst.FunctionDef):
-                    is_init = one.name.value == "__init__"
-                    name = statement.name.value if is_init else one.name.value
-                    called.setdefault(name, set()).update(called_names(one.body))
+    for name, function in functions_of(body):
+        called.setdefault(name, set()).update(called_names(function.body, foreign))
     running: set[str] = set()
     while True:
         more = {name for name, inner in called.items() if inner & {*running, *GENERATES}}
@@ -105,15 +100,40 @@ def running_functions(body: Sequence[cst.CSTNode]) -> set[str]:
         running |= more
 
 
-def called_names(node: cst.CSTNode) -> set[str]:
-    """Last names of all that is called: of `a.b(c())` b and c."""
+def functions_of(body: Sequence[cst.CSTNode]) -> Iterator[tuple[str, cst.FunctionDef]]:
+    """Each with what its call is known by: a class's __init__ by the class."""
+    for statement in body:
+        if isinstance(statement, cst.FunctionDef):
+            yield statement.name.value, statement
+        elif isinstance(statement, cst.ClassDef):
+            for one in statement.body.body:
+                if isinstance(one, cst.FunctionDef):
+                    is_init = one.name.value == "__init__"
+                    yield statement.name.value if is_init else f".{one.name.value}", one
+
+
+def foreign_names(body: Sequence[cst.CSTNode]) -> set[str]:
+    """Names of a module whose methods are not its own classes': imports, and variables that none of
+    its classes made, such as a dictionary with its `get`."""
+    classes = {one.name.value for one in body if isinstance(one, cst.ClassDef)}
+    found: set[str] = set()
+    for statement in body:
+        if not isinstance(statement, DEFINITIONS) and not called_names(statement, set()) & classes:
+            found |= names_bound([statement])
+    return found
+
+
+def called_names(node: cst.CSTNode, foreign: set[str]) -> set[str]:
+    """What is called: functions, and methods as ".name", but those of foreign names."""
     found = set()
     for call in m.findall(node, m.Call()):
         assert isinstance(call, cst.Call)
-        if isinstance(call.func, cst.Attribute):
-            found.add(call.func.attr.value)
-        elif isinstance(call.func, cst.Name):
+        if isinstance(call.func, cst.Name):
             found.add(call.func.value)
+        elif isinstance(call.func, cst.Attribute):
+            method = f".{call.func.attr.value}"
+            if method in GENERATES or dotted(call.func).partition(".")[0] not in foreign:
+                found.add(method)
     return found
 
 

@@ -43,6 +43,7 @@ def asked(source: str, script: str) -> tuple[Engine, str]:
         "print(answer('a'))\n\ndef late(text):\n    return text\n",
         "async def main():\n    print(answer('a'))\n\nimport asyncio\nasyncio.run(main())\n",
         "class App:\n    def __init__(self):\n        self.said = answer('a')\n\nApp()\n",
+        "class Kept:\n    def get(self, q):\n        return answer(q)\n\nkept = Kept()\nkept.get('a')\n",
         "print(answer('a'))\nif __name__ == '__main__':\n    print(answer('b'))\n",
     ],
 )
@@ -74,8 +75,23 @@ def test_what_functions_read_of_a_script_that_generates_stays_and_is_said() -> N
     assert "functions read `shots`" in todo.text and "__main__" not in draft.code
 
 
-def test_a_registry_of_functions_is_no_script() -> None:
-    _, code = asked("TASKS = {'answer': answer}\nTASKS.update(other=answer)\n", "answer")
+METHOD = """
+class Kept:
+    def get(self, q):
+        return answer(q)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "TASKS = {'answer': answer}\nTASKS.update(other=answer)\n",
+        METHOD + "import os\nNAME = os.environ.get('NAME')\nSET = {}\nSET.get('a')\nprint(NAME, end='')\n",
+        METHOD + "KEPT = Kept()\n",
+    ],
+)
+def test_what_generates_nothing_is_no_script(source: str) -> None:
+    _, code = asked(source, "answer")
     assert "__main__" not in code
 
 
