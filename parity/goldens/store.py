@@ -560,7 +560,7 @@ def image_bytes(image: Any) -> bytes:
 
 SETTINGS: dict[str, type] = {
     "moved": dict, "functions": list, "arguments": dict, "old_arguments": dict, "backends": list, "cases": dict,
-    "load": dict, "exit_code": int,
+    "load": dict, "exit_code": int, "argv": list,
 }  # fmt: skip
 
 
