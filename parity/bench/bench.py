@@ -362,7 +362,7 @@ def judging_of(session: Session, works: Sequence[Work], engines: Sequence[Any]) 
 
 
 def plan_all(session: Session, works: Sequence[Work], engines: Sequence[Any], groups: int) -> Plan:
-    """Decide what fits, and say it.   groups: of backends that are measured one after the other."""
+    """What fits.   groups: of backends that are measured one after the other."""
     settings = session.settings
     judging, judged_tokens = judging_of(session, works, engines)
     free = sum(  # of a ragged workload, a run that shows which ids end its answers
@@ -370,7 +370,7 @@ def plan_all(session: Session, works: Sequence[Work], engines: Sequence[Any], gr
         for work in works
         if work.name.endswith("/ragged") and work.load == max(one.load for one in works)
     )
-    plan = planning.make_plan(
+    return planning.make_plan(
         works,
         session.trials,
         (session.left - judging - free) / groups,
@@ -379,11 +379,6 @@ def plan_all(session: Session, works: Sequence[Work], engines: Sequence[Any], gr
         judging=judging,
         judged_tokens=judged_tokens,
     )
-    reached = {work.load for work in plan.works}
-    lost = [load for load in settings.loads if load not in reached and any(w.load != load for w in works)]
-    if lost:
-        session.note(f"load {', '.join(map(str, lost))} left out: there was no time for it; give more --minutes")
-    return plan
 
 
 def engine_name(engine: Any) -> str:
@@ -435,6 +430,20 @@ def measure_rounds(session: Session, plan: Plan, group: Sequence[Contender]) -> 
             return
 
 
+def decide(session: Session, group: Sequence[Contender], engines: Sequence[Any], groups: int) -> Plan:
+    """Try everything, decide what fits, and say it."""
+    works, missing = at_loads(works_for(engines[0], session.settings), session.settings.loads)
+    if missing:
+        session.note(missing)
+    tried = try_all(session, group, works)
+    plan = plan_all(session, tried, engines, groups)
+    lost = sorted({work.load for work in works} - {work.load for work in plan.works})
+    if lost:
+        session.note(f"load {', '.join(map(str, lost))} left out: no time for it; give more --minutes")
+    session.progress.say(words_of(session, plan, [contender.name for contender in group], groups))
+    return replace(plan, works=with_all_ends(plan.works, engines[0]))
+
+
 def bench_model(session: Session) -> None:
     """Every workload on one model: backends side by side if memory allows it, else one after the other."""
     settings, progress = session.settings, session.progress
@@ -442,25 +451,19 @@ def bench_model(session: Session) -> None:
     groups = groups_of(settings.backends, together=together)
     if not together:
         session.note("too large for two backends side by side; measured one after the other")
-    works: list[Work] = []
     for backends in groups:
         progress.step(f"{session.model}: load {', '.join(backends)}")
         with opened(session.path, backends, settings) as pairs:
             engines = [engine for engine, _ in pairs]
             session.loads += [(session.model, cost) for _, cost in pairs]
             session.dtype = str(engines[0].checkpoint.dtype).removeprefix("torch.")
-            if session.plan is None:
-                works, missing = at_loads(works_for(engines[0], settings), settings.loads)
-                if missing:
-                    session.note(missing)
             group = [c for engine in engines for c in contenders.contenders(engine, raw=settings.raw)]
-            tried = try_all(session, group, session.plan.works if session.plan else works)
             if session.plan is None:
-                plan = plan_all(session, tried, engines, len(groups))
-                session.plan = replace(plan, works=with_all_ends(plan.works, engines[0]))
-                progress.say(words_of(session, plan, [c.name for c in group], len(groups)))
+                session.plan = decide(session, group, engines, len(groups))
+            else:
+                try_all(session, group, session.plan.works)
             measure_rounds(session, session.plan, group)
-            ask_referee(session, engines)
+            ask_referee(session, session.plan, engines)
     if session.questions:
         progress.step(f"{session.model}: float32 reads answers that part")
     session.judged = parted.judge_questions(session.questions, session.path, session.dtype)
@@ -475,17 +478,11 @@ def with_all_ends(works: Sequence[Work], engine: gen_engine.GenerationEngine) ->
     return tuple(replace(work, ends=ends[work.name]) for work in works)
 
 
-def ask_referee(session: Session, engines: Sequence[Any]) -> None:
+def ask_referee(session: Session, plan: Plan, engines: Sequence[Any]) -> None:
     """Read answers that part through the engines that are loaded."""
-    if session.plan is None:
-        return
-    works = session.plan.works
-    everyone = [question for e in engines for question in questions_of(works, session.rows, e, sys.maxsize)]
-    if not everyone:
-        return
-    tokens = session.plan.judged_tokens // len(everyone)
+    counts = [len(questions_of(plan.works, session.rows, engine, 0)) for engine in engines]
     for engine in engines:
-        for question in questions_of(works, session.rows, engine, tokens):
+        for question in questions_of(plan.works, session.rows, engine, plan.judged_tokens // max(1, sum(counts))):
             session.progress.step(f"{session.model}: {question.contender} reads answers that part")
             parted.read_new(question, engine)
             session.questions.append(question)

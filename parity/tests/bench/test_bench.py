@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,12 +274,16 @@ def test_bfloat16_answers_that_part_by_rounding_have_a_ratio(random_model: Path,
     assert code == 0 and "ANSWERS DIFFER" not in told
 
 
-def test_too_few_tokens_are_no_fault(random_model: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_tokens_are_no_fault(
+    random_model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text('"Count to 5."\n')
     real = contenders.plain_hf
     monkeypatch.setattr(contenders, "plain_hf", lambda *args: with_last_token(real(*args), 3))
-    flags = ("--backends", "hf", "--raw", "--load", "1", "--max-new-tokens", "4")
+    flags = ("--backends", "hf", "--raw", "--prompts", str(file), "--load", "1", "--max-new-tokens", "4")
     code, told = bench_command(random_model, capsys, *flags)
-    assert "? 4 of 4 part" in told and code == 0
+    assert "? 1 of 1 part" in told and code == 0
 
 
 def with_last_token(answered: Answered, token: int) -> Answered:
@@ -397,39 +402,110 @@ def test_all_contenders_answer_the_same_on_every_workload(
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("loaded")
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on contenders that answer at once, and load no model."""
+    checkpoint = SimpleNamespace(dtype="float32", eos_ids=(0,), placeholder_id=None)
+
+    @contextlib.contextmanager
+    def opened(model: str, backends: Sequence[str], settings: Any) -> Iterator[list[Any]]:
+        names = [SimpleNamespace(name=name) for name in backends]
+        config = SimpleNamespace(decoder=None)
+        yield [
+            (
+                SimpleNamespace(checkpoint=checkpoint, processor=None, config=config, backend=name),
+                Loaded(name.name, 1, 1, 1),
+            )
+            for name in names
+        ]
+
+    monkeypatch.setattr(bench, "opened", opened)
+    monkeypatch.setattr(contenders, "contenders", lambda engine, raw: [stub(engine.backend.name, [])])
+
+
+@pytest.mark.usefixtures("stubs")
 def test_redirected_it_says_what_it_will_do_and_prints_a_line_for_each_run(capsys: Capture) -> None:
-    words = ["--backends", "hf", "--load", "1,2", "--max-new-tokens", "4", "--repeats", "2"]
-    assert main(["bench", "--model", str(TEXT), *words]) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"about [\d.]+ min in all, of which \d+ s are over\n  text/even × 1, 2; hf; answers of 4", said)
-    runs = re.findall(r"round (\d) of 2: text/even × (\d), hf: [\d,]+ tokens/s", said)
-    assert runs == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
+    words = ["--load", "1,2", "--max-new-tokens", "4", "--repeats", "2"]
+    assert main(["bench", "--model", "some/model", *words]) == 0
+    said = capsys.readouterr()
+    assert re.search(
+        r"about [\d.]+ min in all, of which \d+ s are over\n  text/even × 1, 2; hf, vllm; answers of 4", said.err
+    )
+    runs = re.findall(r"round (\d) of 2: text/even × (\d), (\w+): [\d,]+ tokens/s", said.err)
+    assert runs == [(number, load, name) for number in "12" for load in "12" for name in ("hf", "vllm")]
+    assert re.search(r"vllm ÷ hf [\d.]+ .* equal\n", said.out)
 
 
-@pytest.mark.usefixtures("loaded")
+@pytest.mark.usefixtures("stubs")
 def test_control_c_keeps_what_was_measured(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = measuring.run_once, iter(range(99))
 
     def interrupted(contender: Contender, work: Work, clock: str) -> Run:
-        if next(calls) == 4:  # a warm-up, a small run, two rounds
+        if next(calls) == 4 + 5:  # warm-ups and small runs, then two rounds and a half
             raise KeyboardInterrupt
         return real(contender, work, clock)
 
     monkeypatch.setattr(measuring, "run_once", interrupted)
-    words = ["--backends", "hf", "--load", "1", "--max-new-tokens", "4", "--repeats", "5", "--out", str(tmp_path)]
-    assert main(["bench", "--model", str(TEXT), *words]) == 130
-    assert "rounds: 2" in (said := capsys.readouterr().out) and "stopped by Ctrl-C" in said
-    assert len(json.loads((tmp_path / "bench.json").read_text())["results"][0]["contenders"]["hf"]["seconds"]) == 2
+    words = ["--load", "1", "--max-new-tokens", "4", "--repeats", "5", "--out", str(tmp_path)]
+    assert main(["bench", "--model", "some/model", *words]) == 130
+    assert "rounds: 2–3" in (said := capsys.readouterr().out) and "stopped by Ctrl-C" in said
+    [result] = json.loads((tmp_path / "bench.json").read_text())["results"]
+    assert [len(row["seconds"]) for row in result["contenders"].values()] == [3, 2]
+    assert len(result["ratios"][0]["values"]) == 2
 
 
-@pytest.mark.usefixtures("loaded")
+@pytest.mark.usefixtures("stubs")
 def test_rounds_end_with_the_time(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that becomes slower after the estimate."""
     monkeypatch.setattr(bench.Session, "left", property(lambda self: 600.0 if self.plan is None else 0.0))
-    assert main(["bench", "--model", str(TEXT), "--backends", "hf", "--load", "1", "--max-new-tokens", "4"]) == 0
+    assert main(["bench", "--model", "some/model", "--load", "1", "--max-new-tokens", "4"]) == 0
     said = capsys.readouterr().out
     assert "1 of 10 rounds: the time was over" in said and "rounds: 1" in said
+
+
+@pytest.mark.usefixtures("stubs")
+def test_a_load_whose_small_run_would_take_the_time_is_left_out(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "next_trial_seconds", lambda tried, load, then: 1e9 if then == 16 else 0.0)
+    assert main(["bench", "--model", "some/model", "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr()
+    assert "load 16, 64 left out" in said.out and "text/even × 1, 4; hf, vllm" in said.err
+
+
+def test_tokens_are_seen_where_vllms_core_hands_them_out() -> None:
+    class Core:
+        def get_output(self) -> Any:
+            return SimpleNamespace(outputs=steps.pop(0))
+
+    def token(name: str, *ids: int) -> Any:
+        return SimpleNamespace(request_id=name, new_token_ids=list(ids))
+
+    steps = [[token("a", 1), token("b")], [token("a", 2), token("b", 3)], [token("b", 4)]]
+    core = Core()
+    engine: Any = SimpleNamespace(model=SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core)))
+    ticks = iter((0.1, 0.2, 0.3))
+    now: Any = lambda: next(ticks)  # noqa: E731
+    with contenders.vllm_times(engine, now) as (first, last):
+        for _ in range(3):
+            core.get_output()
+    assert (first, last) == ({"a": 0.1, "b": 0.2}, {"a": 0.2, "b": 0.3})
+    assert "get_output" not in vars(core)
+
+
+def test_rows_that_begin_anew_get_their_first_token_then() -> None:
+    ticks = iter((0.1, 0.2, 0.3))
+    now: Any = lambda: next(ticks)  # noqa: E731
+    rows = [SimpleNamespace(ids=[1], over=True), SimpleNamespace(ids=[2], over=False)]
+    times = contenders.RowTimes(now)
+    times.arrived("hf", rows)
+    times.stepped()
+    times.restarted(rows[1:])
+    rows[1].ids = []
+    times.stepped()
+    rows[1].ids, rows[1].over = [2], True
+    times.stepped()
+    assert [list(found.values()) for found in (times.first, times.last)] == [[0.1, 0.3], [0.1, 0.3]]
 
 
 @pytest.mark.usefixtures("loaded")
