@@ -40,6 +40,7 @@ from parity.bench.planning import Key, Plan, Trial
 from parity.bench.values import (
     IDENTICAL,
     OTHER_PROMPTS,
+    OURS,
     UNREAD,
     Bench,
     Loaded,
@@ -352,7 +353,7 @@ def judging_of(session: Session, works: Sequence[Work], engines: Sequence[Any]) 
     largest = max(works, key=lambda work: work.load)
     [call] = list(largest.calls())[:1]
     prompts = sum(len(contenders.prompt_ids(engines[0], request)) for request in call.requests)
-    firsts = [trial.first for (label, _), trial in session.trials.items() if label == largest.label]
+    firsts = [trial.first for (label, name), trial in session.trials.items() if label == largest.label and name in OURS]
     a_token = planning.PASSES * max(firsts) / prompts
     rows = sum(len(work.requests) for work in works)
     everything = int(rows * (prompts / len(call.requests) + planning.LENGTHS[0]))

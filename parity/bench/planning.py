@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from parity.bench.workloads import Work
 
-FEW = 8  # answer tokens of the small run
+FEW = 4  # answer tokens of the small run
 LENGTHS = (128, 64, 32, 16)  # of answers, the longest that leave time for ENOUGH repeats
 ENOUGH = 5  # repeats: their range holds the median in 94 of 100
 MOST = 10
 LEAST = 3
-JUDGING = 0.2  # of all the time, for judging answers that part
+JUDGING = 0.15  # of all the time, for judging answers that part
 PASSES = 10  # times what a prompt token takes on the way to a first token is what judging a token takes: float32 and
 # three probes of it, every token's logits, twice in the model's own dtype (SmolLM2 on a CPU: 9 to 12)
 GROWTH = 2.0  # of the small run's time, when the load grows four times
