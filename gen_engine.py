@@ -2974,9 +2974,9 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
 
 
 def with_rope_offsets(model: Any) -> list[Any]:
-    """The modules that keep a position offset for each row of the latest batch: Qwen-VL's and those
-    that follow it."""
-    return [part for part in model.modules() if getattr(part, "rope_deltas", None) is not None]
+    """The modules that keep a position offset for each row of the latest batch, None before the
+    first one: Qwen-VL's and those that follow it."""
+    return [part for part in model.modules() if hasattr(part, "rope_deltas")]
 
 
 def inputs_to_continue(
@@ -2990,7 +2990,8 @@ def inputs_to_continue(
     cache_name = "cache" if "cache" in output else "past_key_values"  # since transformers 5.24
     output[cache_name].reorder_cache(kept)
     for part in with_rope_offsets(model):
-        part.rope_deltas = part.rope_deltas[kept]
+        if part.rope_deltas is not None:
+            part.rope_deltas = part.rope_deltas[kept]
     new = output.sequences.shape[1] - inputs["input_ids"].shape[1]
     going = {"input_ids": output.sequences[kept], cache_name: output[cache_name]}
     for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
@@ -3212,8 +3213,35 @@ def read_model(checkpoint: Checkpoint, **how: Any) -> Any:
     return model
 
 
+@contextlib.contextmanager
+def set_meanwhile(owners: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of each; put back what each had."""
+    before = [(owner, getattr(owner, name)) for owner in owners]
+    try:
+        for owner, _ in before:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, old in before:
+            setattr(owner, name, old)
+
+
+@contextlib.contextmanager
+def no_autocast(device: str) -> Iterator[None]:
+    """Compute in the model's own dtype, also inside a caller's `torch.autocast`.   device: its
+    type; what is offloaded computes on the CPU."""
+    torch = lazy_import("torch")
+    with contextlib.ExitStack() as stack:
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", device}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 class HfBackend:
-    """transformers' `generate`, in padded batches that shrink as their rows finish."""
+    """transformers' `generate`, in padded batches that shrink as their rows finish.
+
+    generation: what `generate` takes for options that a call leaves out, while a call runs; a
+    checkpoint's own, which `bare` shows, would sample."""
 
     name = "hf"
     is_written = False
@@ -3221,9 +3249,8 @@ class HfBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.model = self._load_model(settings)
-        # `generate` takes what a call leaves out from here; a checkpoint's own would sample.
         generation = lazy_import("transformers").GenerationConfig
-        self.model.generation_config = generation(pad_token_id=checkpoint.pad_id)
+        self.generation = generation(pad_token_id=checkpoint.pad_id)
         self.most_rows = settings.max_batch_size or sys.maxsize
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
         self.loop: Any = DecodeLoop
@@ -3257,12 +3284,9 @@ class HfBackend:
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.in_eval_mode())
+            stack.enter_context(self.isolated())
             # A plugin may call the engine that runs it.
             stack.callback(self.adapt, self.adapter)
-            for part in with_rope_offsets(self.model):
-                stack.callback(setattr, part, "rope_deltas", part.rope_deltas)
-                part.rope_deltas = None
             for adapter, group in itertools.groupby(
                 longest_first, key=lambda row: row.prompt.adapter
             ):
@@ -3318,21 +3342,26 @@ class HfBackend:
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
-        with contextlib.nullcontext() if how.grad else self.in_eval_mode():
+        with self.isolated(training=how.grad):
             return list(companions.scoring.hf_scores(self, pairs, how))
 
     @contextlib.contextmanager
-    def in_eval_mode(self) -> Iterator[None]:
-        """Answer alike in a training loop: dropout would change answers, and gradient checkpointing
-        leaves out the cache. Each module's mode is put back."""
-        training = [part for part in self.model.modules() if part.training]
-        try:
-            for part in training:
-                part.training = False
+    def isolated(self, *, training: bool = False) -> Iterator[None]:
+        """Answer alike whatever the caller has done with the model, and leave it so: dropout of a
+        training loop would change answers, and gradient checkpointing leaves out the cache.
+
+        training: of a trainer, whose modes and autocast stay."""
+        with contextlib.ExitStack() as stack:
+            rotary = with_rope_offsets(self.model)
+            stack.enter_context(set_meanwhile(rotary, "rope_deltas", None))
+            if not training:
+                own = [part for part in self.model.modules() if part.training]
+                stack.enter_context(set_meanwhile(own, "training", False))
+                stack.enter_context(
+                    set_meanwhile([self.model], "generation_config", self.generation)
+                )
+                stack.enter_context(no_autocast(self.model.device.type))
             yield
-        finally:
-            for part in training:
-                part.training = True
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3673,7 +3702,8 @@ class VllmBackend:
     ) -> None:
         """Step vLLM until `take` has said of every row that it is over."""
         running: dict[str, Row] = {}
-        with self.healthy() as engine:
+        device = lazy_import("vllm.platforms").current_platform.device_type
+        with self.healthy() as engine, no_autocast(device):
             if self.is_written:
                 self.forget()
             self._add(engine, rows, running, take)

@@ -125,13 +125,13 @@ def plain_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: 
 
 
 def plain_hf_batch(engine: gen_engine.GenerationEngine, inputs: Any, work: Work, most: int) -> list[Answer]:
-    outputs = engine.model.generate(
-        **inputs.to(engine.model.device),
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=sorted(work.ends) or None,
-        pad_token_id=engine.checkpoint.pad_id,
-    )
+    with engine.backend.isolated():  # its ends and penalties are not the checkpoint's
+        outputs = engine.model.generate(
+            **inputs.to(engine.model.device),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(work.ends) or None,
+        )
     width = inputs["input_ids"].shape[1]
     rows = [row[: workloads.length_with(row, work.ends)] for row in outputs[:, width:].tolist()]  # no padding
     texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -163,7 +163,8 @@ def continuous_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, m
         eos_token_id=sorted(work.ends) or -1,
         pad_token_id=engine.checkpoint.pad_id,
     )
-    outputs = engine.model.generate_batch(prompts, generation_config=how, continuous_batching_config=places)
+    with engine.backend.isolated():
+        outputs = engine.model.generate_batch(prompts, generation_config=how, continuous_batching_config=places)
     made = {tuple(output.prompt_ids): list(output.generated_tokens) for output in outputs.values()}
     rows = [made[tuple(ids)] for ids in prompts]
     texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)

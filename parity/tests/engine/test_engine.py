@@ -414,6 +414,26 @@ def test_a_forked_child_closes_an_engine_that_a_thread_of_the_parent_holds(text:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_the_bare_model_ends_as_the_checkpoint_says_and_what_is_set_there_changes_no_answer() -> None:
+    """It ran on past the end, and an end that was set there filled answers that ignore it with padding."""
+    torch = importlib.import_module("torch")
+    requests = [chat("What is the capital of France?"), COUNT]
+    beyond = {"max_new_tokens": 30, "stop": {"ignore_eos": True}}
+    with open_engine(TEXT, "hf") as engine:
+        before = engine.generate_text_batch(requests, beyond)
+        [usual] = engine.generate_text_batch(requests[:1])
+        prompt = torch.tensor([usual.prompt_token_ids])
+        with engine.bare(read_only=True) as model:
+            how = {"max_new_tokens": 60, "do_sample": False}
+            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
+            assert tuple(ids[0, prompt.shape[1] :].tolist()) == usual.token_ids
+            own = model.generation_config
+            own.eos_token_id = list(engine.checkpoint.eos_ids)
+            own.repetition_penalty = 5.0
+        assert engine.generate_text_batch(requests, beyond) == before
+        assert engine.model.generation_config is own
+
+
 def test_equal_requests_have_logits_of_their_own(hooked: GenerationEngine) -> None:
     first, second = hooked.generate_text_batch([{"prompt": "The"}] * 2, {"max_new_tokens": 2, "logits": True})
     first.logits.zero_()
