@@ -590,6 +590,7 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "tokenizer": "leave it out: the checkpoint's tokenizer is used",
     "tokenizer_revision": "leave it out: the checkpoint's tokenizer is used",
     "skip_tokenizer_init": "leave it out: the checkpoint's tokenizer is used",
+    "config": "leave it out: the checkpoint's config is used",
     "hf_config_path": "leave it out: the checkpoint's config is used",
     "model_weights": "leave it out: the checkpoint's weights are used",
     "mm_processor_kwargs": "leave it out: each request sets its pixel budget, with vlm={...}",
@@ -659,7 +660,8 @@ class ModelLoadConfig:
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         that would change what a result means, or that say how a hub is read, are refused
-        (NOT_PASSED). Default: none."""
+        (NOT_PASSED), and so is what would change the checkpoint's config (also in hf_overrides).
+        Default: none."""
 
     model: str = ""  # which is refused: there is no default
     backend: Backend = "hf"
@@ -3187,6 +3189,15 @@ class DecodeLoop:
             self.rows.remove(row)
 
 
+def check_overrides(where: str, names: Iterable[str]) -> None:
+    """Raise OptionError for names of the config that the caller would change: it says what the
+    model is, and EOS ids, the window and cached answers are read from the checkpoint's."""
+    for name in names:
+        if not name.startswith("quantization_config"):  # how weights are held in memory
+            problem = f"{where} sets {name!r}, which the checkpoint's config.json says"
+            raise OptionError(problem, fix="load a copy of the checkpoint that says so")
+
+
 def auto_class(checkpoint: Checkpoint) -> Any:
     """transformers' class that finds the model's class."""
     kind = "AutoModelForCausalLM"
@@ -3265,6 +3276,8 @@ class HfBackend:
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
+        config = self.checkpoint.config
+        check_overrides("hf_kwargs", [key for key in settings.hf_kwargs if hasattr(config, key)])
         how = {
             "dtype": getattr(torch, self.checkpoint.dtype),
             "attn_implementation": settings.attn_implementation,
@@ -3469,6 +3482,10 @@ def restore_groups(vllm_config: Any) -> None:
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM. The caller's vllm_kwargs win over ours; their logits processors come
     after ours."""
+    overrides = settings.vllm_kwargs.get("hf_overrides") or {}
+    if not is_mapping(overrides):
+        raise OptionError(f"hf_overrides is {short_repr(overrides)}", fix="pass a mapping")
+    check_overrides("hf_overrides", overrides)
     arguments = {
         "model": settings.model,
         "revision": settings.revision,
