@@ -1335,26 +1335,61 @@ def switches(
     return known, notes
 
 
-def walks_parts(owner: Any, source: str) -> bool:
-    """Whether a template walks over the parts of a content, as a processor's does."""
-    loop = r"for \w+ in \S*content['\"\]]*\s"
-    return hasattr(owner, "image_processor") or re.search(loop, source) is not None
+Apply = Callable[[Sequence[Mapping[str, Any]]], str]  # turns -> what a template makes of them
+Forms = frozenset[str]  # in which a template renders a text: "string", "parts" (a list with it)
+
+FORMS: dict[tuple[type, str, str], Forms] = {}  # of a template's owner, a template and a role
+MOST_FORMS = 256  # requests bring templates, too
 
 
-def template_content(content: Any, owner: Any, source: str) -> Any:
-    """A message's content as the template wants it: parts where it walks over them, else a
-    string."""
+def rendered_forms(turns: Sequence[Mapping[str, Any]], apply: Apply) -> list[tuple[str, str]]:
+    """(role, form) of each turn whose text is rendered when all texts have that form."""
+    found = []
+    # A list that is printed as it is doubles the backslash.
+    probes = [rf"a\{index}z" for index in range(len(turns))]
+    for form in ("string", "parts"):
+        probed = []
+        for turn, probe in zip(turns, probes):
+            content = probe if form == "string" else [{"type": "text", "text": probe}]
+            probed.append(turn if turn.get("content") is None else {**turn, "content": content})
+        text = ""
+        # A form that the template refuses; a RequestError says that its time is over.
+        with contextlib.suppress(OptionError), wrapping_errors(OptionError, "refused", ""):
+            text = apply(probed)
+        found += [(turn["role"], form) for turn, probe in zip(turns, probes) if probe in text]
+    return found
+
+
+def content_forms(
+    owner: Any, source: str, turns: Sequence[Mapping[str, Any]], apply: Apply
+) -> dict[str, Forms]:
+    """For each role, the forms in which its texts are rendered; none where nothing shows them.
+
+    Found by rendering the chat with other texts, once for a template and role: a template does not
+    say what it does with a list."""
+    kind = type(owner)
+    last = {turn["role"]: turn for turn in turns if turn.get("content") is not None}
+    forms = {role: FORMS.get((kind, source, role), frozenset()) for role in last}
+    # Then each role alone: it may be the text of another one that the template refuses.
+    for chat in (turns, *([turn] for turn in last.values())):
+        if not all(forms.get(turn["role"], True) for turn in chat):
+            for role, form in rendered_forms(chat, apply):
+                forms[role] |= {form}
+    if len(FORMS) > MOST_FORMS:
+        FORMS.clear()
+    FORMS.update({(kind, source, role): found for role, found in forms.items() if found})
+    return forms
+
+
+def template_content(content: Any, forms: Forms) -> Any:
+    """A message's content in a form that the template renders."""
     if isinstance(content, str):
-        # A processor's template that does not ask would walk over the characters.
-        asks = re.search(r"content\S* is (not )?string", source)
-        if hasattr(owner, "image_processor") and asks is None:
-            return [{"type": "text", "text": content}]
-        return content
+        return [{"type": "text", "text": content}] if forms == {"parts"} else content
     parts = [
         part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
         for part in content
     ]
-    if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
+    if "parts" not in forms and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
 
@@ -1374,19 +1409,17 @@ def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
     return isinstance(turn.get("content"), str) and len(parts) > 1
 
 
-def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
-    """A message as the template wants it. Without content, the key is left out, unless the
-    template asks whether it is none: others would print None."""
+def template_message(message: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A message as the template wants it, but for the form of its content. Without content, the
+    key is left out, unless the template asks whether it is none: others would print None."""
     turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = companions.tool_calls.for_template(turn["tool_calls"], source)
-    content = turn.get("content")
-    if content is not None:
-        content = template_content(content, owner, source)
-    elif not re.search(r"content\S* is none", source):
+    if turn.get("content") is None:
         turn.pop("content", None)
-        return turn
-    return {**turn, "content": content}
+        if re.search(r"content\S* is none", source):
+            turn["content"] = None
+    return turn
 
 
 TEMPLATE_SECONDS = 10.0  # of processor time, for a chat template that a request brings
@@ -1443,20 +1476,31 @@ def render_chat(
     with wrapping_errors(RequestError, "the chat template failed", fix):
         wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **extra)
         known, notes = switches(owner, source, wanted)
-        turns = [template_message(message, owner, source) for message in messages]
-        if any(map(joins_parts, messages, turns)):
-            notes += ("text parts of a message were joined with a line end",)
-        if chat.special_tokens != "keep":
-            turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
-        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
-            text = owner.apply_chat_template(
+
+        def apply(
+            turns: Any, add_generation_prompt: bool = False, continue_final: bool = False
+        ) -> Any:
+            return owner.apply_chat_template(
                 turns,
-                add_generation_prompt=chat.add_generation_prompt and not continue_final,
+                add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final,
                 tokenize=False,  # releases return different types otherwise
                 **({"chat_template": chat.template} if chat.template else {}),
                 **known,
             )
+
+        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
+            turns = [template_message(message, source) for message in messages]
+            forms = content_forms(owner, source, turns, apply)
+            for turn in turns:
+                if turn.get("content") is not None:
+                    turn["content"] = template_content(turn["content"], forms[turn["role"]])
+            if any(map(joins_parts, messages, turns)):
+                notes += ("text parts of a message were joined with a line end",)
+            if chat.special_tokens != "keep":
+                turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
+            opening = chat.add_generation_prompt and not continue_final
+            text = apply(turns, opening, continue_final)
     return Rendered(text, mark, notes)
 
 
