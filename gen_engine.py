@@ -1339,12 +1339,12 @@ Apply = Callable[[Sequence[Mapping[str, Any]]], str]  # turns -> what a template
 Forms = frozenset[str]  # in which a template renders a text: "string", "parts" (a list with it)
 
 FORMS: dict[tuple[type, str, str], Forms] = {}  # of a template's owner, a template and a role
-MOST_FORMS = 256  # requests bring templates, too
+MOST_FORMS = 64  # requests bring templates, too
 
 
 def rendered_forms(turns: Sequence[Mapping[str, Any]], apply: Apply) -> list[tuple[str, str]]:
     """(role, form) of each turn whose text is rendered when all texts have that form."""
-    found = []
+    rendered = []
     # A list that is printed as it is doubles the backslash.
     probes = [rf"a\{index}z" for index in range(len(turns))]
     for form in ("string", "parts"):
@@ -1356,8 +1356,8 @@ def rendered_forms(turns: Sequence[Mapping[str, Any]], apply: Apply) -> list[tup
         # A form that the template refuses; a RequestError says that its time is over.
         with contextlib.suppress(OptionError), wrapping_errors(OptionError, "refused", ""):
             text = apply(probed)
-        found += [(turn["role"], form) for turn, probe in zip(turns, probes) if probe in text]
-    return found
+        rendered += [(turn["role"], form) for turn, probe in zip(turns, probes) if probe in text]
+    return rendered
 
 
 def content_forms(
@@ -1377,7 +1377,7 @@ def content_forms(
                 forms[role] |= {form}
     if len(FORMS) > MOST_FORMS:
         FORMS.clear()
-    FORMS.update({(kind, source, role): found for role, found in forms.items() if found})
+    FORMS.update({(kind, source, role): own for role, own in forms.items() if own})
     return forms
 
 
@@ -1416,9 +1416,10 @@ def template_message(message: Mapping[str, Any], source: str) -> dict[str, Any]:
     if turn.get("tool_calls"):
         turn["tool_calls"] = companions.tool_calls.for_template(turn["tool_calls"], source)
     if turn.get("content") is None:
-        turn.pop("content", None)
         if re.search(r"content\S* is none", source):
             turn["content"] = None
+        else:
+            turn.pop("content", None)
     return turn
 
 
