@@ -136,14 +136,14 @@ def plain_hf(engine: gen_engine.GenerationEngine, work: Work, most: int, now: St
         inputs = engine.tokenizer.pad({"input_ids": ids}, return_tensors="pt")
     criteria = importlib.import_module("transformers").StoppingCriteriaList
     steps: list[float] = []
-    outputs = engine.model.generate(
-        **inputs.to(engine.model.device),
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=sorted(work.ends) or None,
-        pad_token_id=engine.checkpoint.pad_id,
-        stopping_criteria=criteria([functools.partial(note_step, steps, now)]),
-    )
+    with engine.backend.isolated():  # its ends and penalties are not the checkpoint's
+        outputs = engine.model.generate(
+            **inputs.to(engine.model.device),
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(work.ends) or None,
+            stopping_criteria=criteria([functools.partial(note_step, steps, now)]),
+        )
     width = inputs["input_ids"].shape[1]
     rows = [row[: workloads.length_with(row, work.ends)] for row in outputs[:, width:].tolist()]  # no padding
     texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -184,9 +184,10 @@ def continuous_hf(engine: gen_engine.GenerationEngine, work: Work, most: int, no
         eos_token_id=sorted(work.ends) or -1,
         pad_token_id=engine.checkpoint.pad_id,
     )
-    made = engine.model.generate_batch(
-        prompts, generation_config=how, continuous_batching_config=places, record_timestamps=True
-    )
+    with engine.backend.isolated():
+        made = engine.model.generate_batch(
+            prompts, generation_config=how, continuous_batching_config=places, record_timestamps=True
+        )
     by_prompt = {tuple(output.prompt_ids): output for output in made.values()}
     outputs = [by_prompt[tuple(ids)] for ids in prompts]
     rows = [list(output.generated_tokens) for output in outputs]

@@ -429,6 +429,49 @@ def test_text_parts_are_joined_with_a_line_end_where_a_template_takes_a_string(t
     assert "text parts of a message were joined with a line end" in result.notes
 
 
+OF_PARTS = "{% for p in c %}{{ p.text }}{% endfor %}"
+TEMPLATES = {
+    "a variable": "{% for m in messages %}{% set c = m.content %}" + OF_PARTS + "{% endfor %}",
+    "a macro": "{% macro say(c) %}"
+    + OF_PARTS
+    + "{% endmacro %}{% for m in messages %}{{ say(m.content) }}{% endfor %}",
+    "the first part": "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
+    "a filter": "{% for m in messages %}{{ m.content | map(attribute='text') | join }}{% endfor %}",
+    "a string": "{% for m in messages %}{% for p in messages %}{% endfor %}{{ m.content.strip() }}{% endfor %}",
+    "a loop over characters": "{% for m in messages %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", ["string", "part"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_template_loses_a_text_in_whatever_form_it_wants_it(name: str, form: str) -> None:
+    """How a template takes a content was read from its source, by a pattern that these do not follow."""
+    content: Any = "Hello" if form == "string" else [{"type": "text", "text": "Hello"}]
+    messages = [{"role": "user", "content": content}]
+    for owner in (checkpoint(TEXT).tokenizer, checkpoint(VL).processor):
+        assert render(owner, messages, chat={"template": TEMPLATES[name]}) == "Hello"
+
+
+def test_each_role_of_a_template_has_its_own_form() -> None:
+    """Llama 3.2's takes parts of the user, and of the system a string."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% else %}{{ m.content | trim }}: {% endif %}{% endfor %}"
+    )
+    both = [[{"type": "text", "text": text}] for text in ("Be brief", "Hello")]
+    for contents in (both, ["Be brief", "Hello"]):
+        messages = [{"role": role, "content": content} for role, content in zip(("system", "user"), contents)]
+        assert render(checkpoint(TEXT).tokenizer, messages, chat={"template": template}) == "Be brief: Hello"
+
+
+def test_a_template_that_failed_once_loses_no_text_later() -> None:
+    template = "{{ mood.x }}{% for p in messages[0].content %}{{ p.text }}{% endfor %}"
+    tokenizer = checkpoint(TEXT).tokenizer
+    with pytest.raises(RequestError, match="'mood' is undefined"):
+        render(tokenizer, HELLO, chat={"template": template})
+    assert render(tokenizer, HELLO, chat={"template": template, "kwargs": {"mood": {"x": "!"}}}) == "!Hello"
+
+
 class Question(str, enum.Enum):  # Jinja writes a member of StrEnum by its value
     FIRST = "Hello"
 
