@@ -332,7 +332,7 @@ class Kinds:
         return Thing("own", tuple(replace(one, name=cls.name) for one in inner.loads), own=cls)
 
     def wrapped_by(self, call: Call | Instance | None) -> Thing:
-        """The model that a wrapper is given: of `Wrapper(model)`, where that is what is asked for."""
+        """The model that a wrapper is given, where that is what is asked for."""
         return self.argument_thing(call) if len(self.active) == 1 else UNKNOWN
 
     # == Calls ==
