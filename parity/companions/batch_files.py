@@ -602,7 +602,8 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._numbers: dict[int, None] = {}  # in work, ascending
-        self._waiting: dict[int, None] | None = None  # for the model, while it is loaded
+        self._unread: dict[int, None] = {}  # of these, the ones that are being read
+        self._is_loading = False
         self._bounds = (0, 0)  # as they are written
         self._lock = threading.Lock()  # parts are read in a thread
         if path.exists():
@@ -620,45 +621,45 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
             log.add_deaths(died)
 
     def add(self, number: int) -> None:
+        """A line is in work, and is being read."""
         with self._lock:
             self._numbers[number] = None
+            self._unread[number] = None
             self._write()
 
     def note_read(self, number: int) -> None:
-        """A line is read; all that can still go wrong with it is its answer."""
         with self._lock:
-            if self._waiting is not None:
-                self._numbers.pop(number)
-                self._waiting[number] = None
-                self._write()
+            self._unread.pop(number)
+            self._write()
 
     def remove(self, number: int) -> None:
         with self._lock:
             self._numbers.pop(number)
+            self._unread.pop(number, None)
             self._write()
 
     @contextlib.contextmanager
     def while_loading(self) -> Iterator[None]:
         """The model is loaded: of what the process dies meanwhile is the fault of no line that is
         read."""
-        with self._lock:
-            self._waiting = self._numbers
-            self._numbers = {}
-            self._write()
+        self._set_loading(True)
         try:
             yield
         finally:
-            with self._lock:
-                self._numbers = {**self._waiting, **self._numbers}
-                self._waiting = None
-                self._write()
+            self._set_loading(False)
+
+    def _set_loading(self, is_loading: bool) -> None:
+        with self._lock:
+            self._is_loading = is_loading
+            self._write()
 
     def _write(self) -> None:
-        bounds = next(iter(self._numbers), 0), next(reversed(self._numbers), 0)
+        numbers = self._unread if self._is_loading else self._numbers
+        bounds = next(iter(numbers), 0), next(reversed(numbers), 0)
         if bounds == self._bounds or self._file.closed:
             return
         self._bounds = bounds
-        text = b"%d %d" % bounds if self._numbers else b""
+        text = b"%d %d" % bounds if numbers else b""
         with disk_errors(self._path):
             self._file.seek(0)
             self._file.write(text.ljust(48))

