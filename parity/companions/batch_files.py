@@ -67,6 +67,7 @@ CHUNK = 3072  # lines in work at most
 PARTS = 3  # of a chunk, which are read one at a time while others are in work
 PART_BYTES = 128 << 20  # of text and decoded images, at which a part ends early
 SUSPECTS = 64  # a chunk ÷ this: lines in work of those among which a process has died
+MOST_IN_WORK = 10_000_000  # no process has so many lines in work
 MOST_ALONE = 3  # deaths with no line beside it, each at once after the model was loaded
 SYNC_SECONDS = 1.0  # between two syncs of the log: what a power cut costs; a kill costs none
 MINUTE = 60.0  # seconds between two progress lines, where there is no terminal
@@ -299,6 +300,10 @@ def lock(file: IO[bytes], path: Path) -> None:
         raise in_use  # a start that failed has just removed it
 
 
+def not_a_file(path: Path) -> ge.OptionError:
+    return ge.OptionError(f"{path} is no regular file", fix="remove it, or name another OUT")
+
+
 class LineFile(contextlib.AbstractContextManager["LineFile"]):
     """A file that only grows, by whole lines. First it is read; a last line that a killed process
     has torn is cut off then.   end: of the last whole line."""
@@ -310,6 +315,9 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         with disk_errors(path):
             is_new = not path.exists()
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise not_a_file(path)
             self.file = os.fdopen(handle, "r+b", buffering=0)
             if is_new:
                 sync_folder(path)
@@ -328,6 +336,10 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
             with disk_errors(self.path):
                 self.file.truncate(self.end)
         self._synced = self.end
+
+    def beginning(self, most: int) -> bytes:
+        with open(self.path, "rb") as file:
+            return file.read(most)
 
     def append(self, data: bytes) -> int:
         """Returns the offset of `data`. All of it is in the file afterwards, or none of it."""
@@ -392,6 +404,9 @@ class Deaths:
         if self.alone:
             return Turn.RETRIED
         return Turn.ALONE if self.count > 1 else Turn.GROUPED
+
+
+HEX = re.compile(rb"[0-9a-f]*")
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
@@ -460,6 +475,9 @@ class Log(contextlib.AbstractContextManager["Log"]):
             raise ge.OptionError(problem, fix=fix)
 
     def _read(self) -> None:
+        head = self._file.beginning(80)
+        if not (HEX.fullmatch(head[:8]) and b" run {".startswith(head[8:14])):
+            raise self._no_log(head)  # or a torn line of another's file would be cut off
         garbled = 0
         for offset, line in self._file.read():
             text = line[9:-1]
@@ -563,7 +581,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
         return self._reader.readline().split(b" ", 4)[4]
 
     def _remove_unbegun(self) -> None:
-        if self.is_empty:
+        if os.fstat(self._file.file.fileno()).st_size == 0:
             self.path.unlink(missing_ok=True)
 
     def __exit__(self, *exc: object) -> None:
@@ -602,10 +620,13 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._numbers: dict[int, None] = {}  # in work, ascending
-        self._waiting: dict[int, None] | None = None  # for the model, while it is loaded
+        self._unread: dict[int, None] = {}  # of these, the ones that are being read
+        self._is_loading = False
         self._bounds = (0, 0)  # as they are written
         self._lock = threading.Lock()  # parts are read in a thread
-        if path.exists():
+        if os.path.lexists(path):
+            if not stat.S_ISREG(os.lstat(path).st_mode):  # another file would be written over
+                raise not_a_file(path)
             self._note_deaths(path, log)
         with disk_errors(path):
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
@@ -615,50 +636,52 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
         if bounds is None:  # it had none in work, or died while it wrote this
             return
         numbers = range(int(bounds[1]), int(bounds[2]) + 1)
+        if numbers.stop - numbers.start > MOST_IN_WORK:  # a disk has garbled it
+            return
         died = [number for number in numbers if not log.is_answered(number)]
         if died:
             log.add_deaths(died)
 
     def add(self, number: int) -> None:
+        """A line is in work, and is being read."""
         with self._lock:
             self._numbers[number] = None
+            self._unread[number] = None
             self._write()
 
     def note_read(self, number: int) -> None:
-        """A line is read; all that can still go wrong with it is its answer."""
         with self._lock:
-            if self._waiting is not None:
-                self._numbers.pop(number)
-                self._waiting[number] = None
-                self._write()
+            self._unread.pop(number)
+            self._write()
 
     def remove(self, number: int) -> None:
         with self._lock:
             self._numbers.pop(number)
+            self._unread.pop(number, None)
             self._write()
 
     @contextlib.contextmanager
     def while_loading(self) -> Iterator[None]:
         """The model is loaded: of what the process dies meanwhile is the fault of no line that is
         read."""
-        with self._lock:
-            self._waiting = self._numbers
-            self._numbers = {}
-            self._write()
+        self._set_loading(True)
         try:
             yield
         finally:
-            with self._lock:
-                self._numbers = {**self._waiting, **self._numbers}
-                self._waiting = None
-                self._write()
+            self._set_loading(False)
+
+    def _set_loading(self, is_loading: bool) -> None:
+        with self._lock:
+            self._is_loading = is_loading
+            self._write()
 
     def _write(self) -> None:
-        bounds = next(iter(self._numbers), 0), next(reversed(self._numbers), 0)
+        numbers = self._unread if self._is_loading else self._numbers
+        bounds = next(iter(numbers), 0), next(reversed(numbers), 0)
         if bounds == self._bounds or self._file.closed:
             return
         self._bounds = bounds
-        text = b"%d %d" % bounds if self._numbers else b""
+        text = b"%d %d" % bounds if numbers else b""
         with disk_errors(self._path):
             self._file.seek(0)
             self._file.write(text.ljust(48))
@@ -1486,7 +1509,9 @@ def may_pass(error: Exception) -> bool:
     """Whether the same command may succeed later: the disk, a lock, the memory, a broken engine."""
     if isinstance(error, ge.LoadError):
         return error.__cause__ is not None and ge.is_oom(error.__cause__)
-    return isinstance(error, (ge.EngineError, OSError))
+    if isinstance(error, OSError):
+        return error.errno not in LASTING
+    return isinstance(error, ge.EngineError)
 
 
 def run_batch(args: argparse.Namespace) -> int:

@@ -101,7 +101,7 @@ def run_to_its_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
         return process.wait()
     except BaseException:
         if not has_terminal:
-            kill_group(process, signal.SIGINT)
+            kill_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
         if has_terminal:

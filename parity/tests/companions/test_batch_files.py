@@ -674,14 +674,15 @@ def test_a_process_that_dies_while_the_model_is_loaded_blames_no_line(
     """Each kill while a large model was loading set one more line aside, which nothing had been run for."""
     monkeypatch.setattr(gen_engine, "load", lambda config: os.kill(os.getpid(), signal.SIGKILL))
     source, target = write(tmp_path / "in.jsonl", questions(16)), tmp_path / "out.jsonl"
-    for _ in range(4):
+    for _ in range(8):
         child = os.fork()
         if not child:
             main(command(source, target, "--chunk", chunk)[3:])
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     log = Path(f"{target}.run").read_bytes()
-    assert b" died " not in log and b" error " not in log
+    # One that is read meanwhile, in a thread, may be noted once.
+    assert b" error " not in log and log.count(b" died ") <= 1
 
 
 class Killed(batch_files.Answering):
@@ -723,10 +724,9 @@ def test_a_line_that_kills_the_process_as_it_is_read_is_found_while_the_model_is
         for number in (1, 2):
             in_work.add(number)
             in_work.note_read(number)
-        assert at.read_bytes().split() == [b"1", b"2"]
+        in_work.add(3)
+        assert at.read_bytes().split() == [b"1", b"3"]
         with in_work.while_loading():
-            assert at.read_bytes().split() == []
-            in_work.add(3)
             assert at.read_bytes().split() == [b"3", b"3"]
             in_work.note_read(3)
             in_work.add(4)
@@ -751,6 +751,42 @@ def test_a_line_in_which_a_field_stands_twice_is_refused() -> None:
     for text in (b'{"prompt": "a", "prompt": "b"}', b'{"messages": [{"role": "user", "role": "system"}]}'):
         with pytest.raises(gen_engine.RequestError, match="stands twice in an object. Leave one out"):
             batch_lines.parse_record(text + b"\n")
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.run", "out.jsonl.at"])
+def test_a_pipe_beside_out_is_refused_and_not_waited_for(name: str, tmp_path: Path, capsys: Any) -> None:
+    os.mkfifo(tmp_path / name)
+    source = write(tmp_path / "in.jsonl", questions(3))
+    assert main(command(source, tmp_path / "out.jsonl")[3:]) == 2
+    assert f"{name} is no regular file" in capsys.readouterr().err
+
+
+def test_no_file_of_somebody_else_is_written_over(tmp_path: Path, capsys: Any) -> None:
+    """A text without a line feed was taken for the torn first line of a log, and the target of a link was emptied."""
+    source, other = write(tmp_path / "in.jsonl", questions(3)), tmp_path / "other"
+    other.write_text("precious")
+    for name in ("out.jsonl.at", "out.jsonl.run"):
+        (tmp_path / name).symlink_to("other")
+        assert main(command(source, tmp_path / "out.jsonl")[3:]) == 2
+        (tmp_path / name).unlink()  # which is there
+    assert other.read_text() == "precious"
+
+
+@pytest.mark.parametrize("length", [252, 300])
+def test_a_name_that_is_too_long_is_nothing_that_passes(length: int, tmp_path: Path, capsys: Any) -> None:
+    source = write(tmp_path / "in.jsonl", questions(3))
+    assert main(command(source, tmp_path / ("x" * length))[3:]) == 2
+
+
+@pytest.mark.parametrize("text", ["1 99999999999999999999", "2 1", "garbage", "1"])
+def test_a_garbled_note_of_the_lines_in_work_is_none(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_files, "Answering", Killed)
+    source, target = write(tmp_path / "in.jsonl", questions(2)), tmp_path / "out.jsonl"
+    Path(f"{target}.at").write_text(text)
+    assert main(command(source, target)[3:]) == 0
+    assert b" died " not in Path(f"{target}.run").read_bytes()
 
 
 # == OUT that was edited ==
