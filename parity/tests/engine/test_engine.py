@@ -439,7 +439,7 @@ def test_the_bare_model_ends_as_the_checkpoint_says_and_what_is_set_there_change
         [usual] = engine.generate_text_batch(requests[:1])
         prompt = torch.tensor([usual.prompt_token_ids])
         with engine.bare(read_only=True) as model:
-            how = {"max_new_tokens": 60, "do_sample": False}
+            how = {"max_new_tokens": 60, "do_sample": False, "repetition_penalty": 1.0}
             ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
             assert tuple(ids[0, prompt.shape[1] :].tolist()) == usual.token_ids
             own = model.generation_config
