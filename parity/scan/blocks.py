@@ -48,6 +48,7 @@ MODEL_NAMES = re.compile(
     r"(^|_)(model|llm|lm|llama|policy|backbone|gpt|vlm|mllm|network|opt|t5)(_|$|\d)", re.IGNORECASE
 )
 PIPE_NAMES = re.compile(r"pipe|generator|llm|chain", re.IGNORECASE)
+LOSSES = r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity"
 RUNS = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt2?|net)$", re.IGNORECASE)
 TRAINING = re.compile(
     r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$"
@@ -454,7 +455,7 @@ class Finder:
         thing = self.forward_thing(forwards[0], scope)
         if scope.name.startswith("test_"):
             self.note(forwards[0], scope, "a test of a forward pass")
-        elif self.is_read(scope, thing):
+        elif self.is_read(scope, thing, forwards[0]):
             self.found.blocks.append(self.make(forwards[0], scope, "score", "score", thing))
 
     def forward_thing(self, call: ast.Call, scope: Scope) -> Thing:
@@ -489,9 +490,13 @@ class Finder:
         if thing.kind != "unknown":  # a caller may give a parameter another model than this wrapper
             return thing.kind == "own" and bool(thing.argument) and is_named
         is_fed = is_named or self.takes_inputs(call, scope)
-        return is_fed or (
-            "token" in scope.module.source.text
-            and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
+        return (
+            is_fed
+            or is_asked_for_logits(call, scope)
+            or (
+                "token" in scope.module.source.text
+                and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
+            )
         )
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
@@ -529,7 +534,7 @@ class Finder:
                     reached.add(head)
         return bool(reached & arguments)
 
-    def is_read(self, scope: Scope, thing: Thing) -> bool:
+    def is_read(self, scope: Scope, thing: Thing, forward: ast.Call) -> bool:
         """Whether a function reads probabilities or a loss out of a forward pass of a language
         model."""
         text = function_text(scope)
@@ -537,20 +542,18 @@ class Finder:
             r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE
         ):
             return False
-        if re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE) and re.search(
-            r"gather|\blabels?\b|\[.*\]|max\(", text
-        ):
-            return True
-        if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
-            return True
-        if re.search(
-            r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text
-        ):
-            return True
-        if hands_on_logits(scope):
-            return True
+        is_labelled = "labels" in text or any(k.arg is None for k in forward.keywords)
+        is_normalized = re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE)
         is_last = re.search(r"logits[^\n]{0,40}\[[^\n]{0,40}-\s*1\b", text)
-        return bool(is_last and LABELS.search(text))
+        reads = (
+            is_normalized and re.search(r"gather|\blabels?\b|\[.*\]|max\(", text),
+            re.search(r"\.loss\b|\[.loss.\]", text) and is_labelled,
+            "softmax" in text and re.search(r"kl_?div|entropy|\.log\(\)", text),
+            re.search(LOSSES, text),
+            hands_on_logits(scope),
+            is_last and LABELS.search(text),
+        )
+        return any(reads)
 
     # == Results ==
 
@@ -627,6 +630,14 @@ def function_text(scope: Scope) -> str:
     if not isinstance(scope.node, FUNCTIONS):
         return scope.module.source.text
     return "\n".join(lines[scope.node.lineno - 1 : scope.node.end_lineno])
+
+
+def is_asked_for_logits(call: ast.Call, scope: Scope) -> bool:
+    """Whether `.logits` of what a call gives is read at once, as only a language model has them."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Attribute) and node.attr == "logits" and node.value is call:
+            return True
+    return False
 
 
 def hands_on_logits(scope: Scope) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from parity.scan.blocks import Block
 from parity.scan.context import Context
 from parity.scan.evaluator import merged
 from parity.scan.index import dotted_name
@@ -26,6 +27,8 @@ from parity.scan.values import (
 
 MODEL_KWARGS = ("model_kwargs", "model_init_kwargs")
 DTYPE_METHODS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
+DTYPE_FLAGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DTYPE_NAMES = {
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -103,6 +106,10 @@ class LoadFacts(Context):
     def dtype_of(self, load: Load) -> Value | Fact | None:
         """The dtype as it holds in the end: a cast after the load wins."""
         value = self.from_load(load, "torch_dtype", "dtype", "precision")
+        for name, dtype in DTYPE_FLAGS.items():  # of remote code, as Qwen's
+            flag = self.from_load(load, name) if value is None else None
+            if flag is not None and not is_literal(flag, False):
+                value = Literal(dtype) if is_literal(flag, True) else flag
         for effect in load.effects:
             cast = self.cast_of(effect)
             if cast is not None:
@@ -231,6 +238,12 @@ class LoadFacts(Context):
 def is_foreign(load: Load) -> bool:
     """Whether a function of another library loads, of which nobody here knows what it sets."""
     return load.name[:1].islower() and load.name != "pipeline"
+
+
+def is_encoder_decoder(block: Block) -> bool:
+    """Whether all classes that a block's model may be of have an encoder."""
+    classes = [*(load.name for load in block.thing.loads), *block.thing.task.split()]
+    return bool(classes) and all(map(SEQ2SEQ.search, classes))
 
 
 def adapter_name(function: str) -> str:

@@ -384,9 +384,13 @@ class PromptFacts(LoadFacts):
         scope: Scope | None = self.block.scope
         pattern = re.compile(r"(^|[._])(batch_size|batch_size_per_gpu|bs|bsz|batchsize)$")
         while scope is not None and scope.qualname:
+            nodes: list[ast.AST] = [scope.node]
+            if self.block.library == "vllm":  # it makes batches by itself, unless code cuts them
+                nodes = [node for node in ast.walk(scope.node) if cuts_batches(node)]
             names = {
                 dotted_name(node)
-                for node in ast.walk(scope.node)
+                for inside in nodes
+                for node in ast.walk(inside)
                 if isinstance(node, (ast.Name, ast.Attribute))
             }
             for name in sorted(names):
@@ -509,3 +513,9 @@ def has_words(value: Value) -> bool:
 
 def keywords_named(call: ast.Call, *names: str) -> list[ast.expr]:
     return [keyword.value for keyword in call.keywords if keyword.arg in names]
+
+
+def cuts_batches(node: ast.AST) -> bool:
+    """Whether a node goes over things some at a time: range(0, n, size), rows[k : k + size]."""
+    is_range = isinstance(node, ast.Call) and called_name(node) in ("range", "DataLoader")
+    return is_range or isinstance(node, ast.Slice)

@@ -8,7 +8,7 @@ import re
 from parity.scan.blocks import function_text
 from parity.scan.context import GENERATION_CONFIG
 from parity.scan.index import SEEDS, called_name, dotted_name, start_of
-from parity.scan.load_facts import LoadFacts
+from parity.scan.load_facts import LoadFacts, is_encoder_decoder
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
 from parity.scan.values import Frame, Function, Value, options_of
 
@@ -102,6 +102,8 @@ class SamplingFacts(LoadFacts):
         fact = self.sampling("", "max_new_tokens", "max_new_token")
         if not fact.is_said and "max_length" in self.settings.entries:
             whole = fact_of(self.settings.entries["max_length"], fact)
+            if is_encoder_decoder(block):
+                return whole  # its prompt is the encoder's
             if whole.is_said:
                 return Fact(None, "computed", f"max_length {whole}, prompt included")
         return fact

@@ -426,3 +426,16 @@ model = Llava.from_pretrained("m")
 def test_find_a_copy_of_named_sampling_params_tells_of_vllm() -> None:
     code = "def f(llm_engine, ids, sampling_params):\n    return llm_engine.generate(ids, deepcopy(sampling_params))"
     assert [block.library for block in scan_text(code).blocks] == ["vllm"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "out = model(**encode(row))\n    return -out.loss.item()",
+        "row = row.to('cuda')\n    logits = model(row).logits\n    logits = logits.cpu()\n    return logits",
+        "p = model(input_ids=row).logits.softmax(-1)\n    q = other(row)\n    print((p * (p / q).log()).sum())",
+    ],
+)
+def test_find_a_loss_logits_and_a_divergence_are_scores(body: str) -> None:
+    [block] = scan_texts({"a.py": f"{LOAD}def f(row):\n    {body}\n"}).blocks
+    assert block.library == "score"

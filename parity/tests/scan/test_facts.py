@@ -26,6 +26,8 @@ UNSAID_DTYPE = "None <not said: the library (float32 before transformers 5, then
         ("from_pretrained('m').to('cuda')", UNSAID_DTYPE),
         ("from_pretrained('m', torch_dtype=torch.bfloat16 if x else torch.float16)", "None <computed>"),
         ("from_pretrained('m', **model_kwargs)", "None <config>"),
+        ("from_pretrained('m', bf16=True, trust_remote_code=True)", "bfloat16 <literal>"),
+        ("from_pretrained('m', bf16=False, trust_remote_code=True)", UNSAID_DTYPE),
     ],
 )
 def test_dtype_is_what_holds_in_the_end(load: str, expected: str) -> None:
@@ -533,3 +535,33 @@ def test_remote_chat_decides_what_the_call_does_not_say(name: str) -> None:
     code = "from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\n"
     facts = facts_of(code + "m.chat(image=i, msgs=ms, tokenizer=t, sampling=True)")
     assert facts[name].source == "inside the checkpoint's code"
+
+
+ENGINE = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
+
+
+@pytest.mark.parametrize("change", ["stops.append(more)", "if more:\n        stops.extend(more)", "stops += [more]"])
+def test_stop_of_a_list_that_grows_is_computed(change: str) -> None:
+    code = f"def f(prompts, more):\n    stops = ['a']\n    {change}\n"
+    fact = facts_of(f"{ENGINE}{code}    return llm.generate(prompts, SamplingParams(stop=stops))")["stop"]
+    assert fact.source == "computed" and "a" in str(fact)
+
+
+def test_stop_of_a_list_that_another_method_reads_is_computed_where_it_grows() -> None:
+    own = "class W:\n    def __init__(self, more):\n        self.stops = []\n        self.stops.extend(more)\n"
+    own += "    def go(self, prompts):\n        return llm.generate(prompts, SamplingParams(stop=self.stops))"
+    assert facts_of(ENGINE + own)["stop"].source == "computed"
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [("print(args.batch_size)", "computed"), ("for k in range(0, len(rows), args.batch_size): pass", "config")],
+)
+def test_batch_of_vllm_is_what_code_cuts(loop: str, expected: str) -> None:
+    code = f"{ENGINE}def f(rows, args):\n    {loop}\n    return llm.generate(rows)"
+    assert facts_of(code)["batch"].source == expected
+
+
+def test_max_length_of_an_encoder_decoder_counts_no_prompt() -> None:
+    code = "from transformers import AutoModelForSeq2SeqLM\nmodel = AutoModelForSeq2SeqLM.from_pretrained('t5')\n"
+    assert shown(facts_of(code + "model.generate(input_ids=x, max_length=512)")["max_new_tokens"]) == "512 <literal>"
