@@ -233,7 +233,7 @@ class Body:
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
-        if name in DECODES or is_map_of_decode(node):
+        if self.is_decode(node) or is_map_of_decode(node):
             return TEXT if inside else ""
         own = self.stage(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if own and name in STRING_METHODS:
@@ -247,14 +247,21 @@ class Body:
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
         """What a function makes of a result: of the repository it is followed; of another its name
         decides."""
-        callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
-        for option in options_of(callee):
-            inner = plain(option)
-            if isinstance(inner, Function):
-                self.enter(inner.scope, node, stage)
-                has_decode = any(called_name(call) in DECODES for call in inner.scope.calls)
-                return TEXT if has_decode else stage
+        own = self.own_function(node)
+        if own is not None:
+            self.enter(own, node, stage)
+            return TEXT if any(called_name(call) in DECODES for call in own.calls) else stage
         return TEXT if "decode" in called_name(node) else stage
+
+    def own_function(self, node: ast.Call) -> Scope | None:
+        """The function of the repository that a call calls."""
+        callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
+        functions = [plain(option) for option in options_of(callee)]
+        return next((one.scope for one in functions if isinstance(one, Function)), None)
+
+    def is_decode(self, node: ast.Call) -> bool:
+        """Whether a call is a tokenizer's, and no function of the repository of that name."""
+        return called_name(node) in DECODES and self.own_function(node) is None
 
     def enter(self, scope: Scope, node: ast.Call, stage: str) -> None:
         """Follow a result into a function of the repository."""
@@ -304,7 +311,7 @@ class Body:
         outcome = self.flow.outcome
         name = called_name(node)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if name in DECODES and self.latest(*arguments):
+        if self.is_decode(node) and self.latest(*arguments):
             outcome.decodes.append((node, self.scope))
             outcome.is_decoded_together |= name in ("batch_decode", "decode_batch")
         elif is_map_of_decode(node):

@@ -565,3 +565,10 @@ def test_batch_of_vllm_is_what_code_cuts(loop: str, expected: str) -> None:
 def test_max_length_of_an_encoder_decoder_counts_no_prompt() -> None:
     code = "from transformers import AutoModelForSeq2SeqLM\nmodel = AutoModelForSeq2SeqLM.from_pretrained('t5')\n"
     assert shown(facts_of(code + "model.generate(input_ids=x, max_length=512)")["max_new_tokens"]) == "512 <literal>"
+
+
+def test_cuts_and_slices_in_a_decode_of_the_repository_are_followed() -> None:
+    own = "def decode(rows, n):\n    for row in rows:\n        text = tokenizer.decode(row[n:]).strip()\n"
+    own += "        return text.split('Question:')[0]\n"
+    found = facts_of(f"{LOAD}{own}def f(ids):\n    return decode(model.generate(ids, max_new_tokens=3), len(ids))\n")
+    assert (found["prompt_slice"].value, found["strip"].value, found["cuts_by_hand"].value) == ("by_len", True, True)
