@@ -82,11 +82,12 @@ foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved 
 	@$(BIN)/python -m parity.proof.foreign $(FOREIGN)
 
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
-bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)
-	$(BIN)/python -m parity bench --raw --blocks 96 --max-model-len 1024 --out bench/tiny \
+bench: $(VENV)/.ready real-model  ## both backends and the plain libraries on the same requests: tables and plots in bench/ (half an hour)
+	$(BIN)/python -m parity bench --raw --model build/models/smollm2 --out bench/smollm2 $(BENCH)
+	$(BIN)/python -m parity bench --raw --blocks 160 --max-model-len 1024 --out bench/tiny \
 	  --model golden/models/tiny-qwen3 --model golden/models/tiny-qwen3-vl $(BENCH)
-	$(BIN)/python -m parity bench --raw --blocks 96 --max-model-len 1024 --out bench/random-25m \
-	  --model random-25m --workload even,ragged $(BENCH)
+	$(BIN)/python -m parity bench --raw --blocks 160 --max-model-len 1024 --out bench/random-25m \
+	  --model random-25m --workload ragged $(BENCH)
 
 goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
 	$(BIN)/python -m parity.proof.callsites.record

@@ -127,7 +127,9 @@ class GenEngineError(Exception):
         if not self.fix:
             return where + self.problem
         end = "" if self.fix.endswith("?") else "."
-        return f"{where}{self.problem}. {self.fix[0].upper()}{self.fix[1:]}{end}"
+        is_word = re.match("[a-z'-]+[,:;.]?( |$)", self.fix)  # no name, as vLLM and max_tokens are
+        first = self.fix[0].upper() if is_word else self.fix[0]
+        return f"{where}{self.problem}. {first}{self.fix[1:]}{end}"
 
 
 class OptionError(GenEngineError, ValueError):
@@ -266,6 +268,17 @@ COMPANIONS = {  # name of a file beside this one, without .py: what needs it
 }
 
 
+def companion_place(name: str) -> tuple[str, Path] | None:
+    """What a companion is imported as, and its file; None where there is none."""
+    here = Path(__file__).parent
+    is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
+    beside = here / f"{name}.py"
+    ours = (here.parent if is_installed else here) / f"parity/companions/{name}.py"
+    if beside.is_file():
+        return f"{__package__}.{name}" if __package__ else name, beside
+    return (f"parity.companions.{name}", ours) if ours.is_file() else None
+
+
 class Companions:
     """Imports a companion at first use: `companions.scoring` is scoring.py.
 
@@ -276,19 +289,16 @@ class Companions:
     def __getattr__(self, name: str) -> Any:
         if name not in COMPANIONS:
             raise AttributeError(f"no companion {name!r}; {did_you_mean(name, COMPANIONS)}")
-        here = Path(__file__).parent
-        is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
-        file = f"parity/companions/{name}.py"
-        if (here / f"{name}.py").is_file():
-            found = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-            if not os.path.samefile(str(found.__file__), here / f"{name}.py"):
-                fix = "put gen_engine.py and its companions into a package"
-                raise BackendMissing(f"another module is called {name}: {found.__file__}", fix=fix)
-        elif ((here.parent if is_installed else here) / file).is_file():
-            found = importlib.import_module(f"parity.companions.{name}")
-        else:
+        place = companion_place(name)
+        if place is None:
             problem = f"{COMPANIONS[name]} needs {name}.py, which is not beside gen_engine.py"
-            raise BackendMissing(problem, fix=f"copy {file} there")
+            raise BackendMissing(problem, fix=f"copy parity/companions/{name}.py there")
+        module, file = place
+        other = find_spec(module)  # before it is imported: nothing of another's runs
+        if other is not None and not os.path.samefile(str(other.origin), file):
+            fix = "put gen_engine.py and its companions into a package"
+            raise BackendMissing(f"another module is called {module}: {other.origin}", fix=fix)
+        found = importlib.import_module(module)
         setattr(self, name, found)  # the next use does not come here
         return found
 
@@ -590,6 +600,7 @@ NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what
     "tokenizer": "leave it out: the checkpoint's tokenizer is used",
     "tokenizer_revision": "leave it out: the checkpoint's tokenizer is used",
     "skip_tokenizer_init": "leave it out: the checkpoint's tokenizer is used",
+    "config": "leave it out: the checkpoint's config is used",
     "hf_config_path": "leave it out: the checkpoint's config is used",
     "model_weights": "leave it out: the checkpoint's weights are used",
     "mm_processor_kwargs": "leave it out: each request sets its pixel budget, with vlm={...}",
@@ -659,7 +670,8 @@ class ModelLoadConfig:
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         that would change what a result means, or that say how a hub is read, are refused
-        (NOT_PASSED). Default: none."""
+        (NOT_PASSED), and so is what would change the checkpoint's config (also in hf_overrides).
+        Default: none."""
 
     model: str = ""  # which is refused: there is no default
     backend: Backend = "hf"
@@ -753,7 +765,8 @@ class DecodeOptions:
     """How token ids become `text`; `raw_text` always holds everything.
 
     skip_special_tokens: leave out special tokens. Default True.
-    clean_up_tokenization_spaces: tokenizer's own rewriting (" ." -> "."). Default False.
+    clean_up_tokenization_spaces: tokenizer's own rewriting (" ." -> "."), which transformers 5 does
+      for few tokenizers. Default False.
     strip: remove white space at both ends. Default False."""
 
     skip_special_tokens: bool = True
@@ -1333,26 +1346,61 @@ def switches(
     return known, notes
 
 
-def walks_parts(owner: Any, source: str) -> bool:
-    """Whether a template walks over the parts of a content, as a processor's does."""
-    loop = r"for \w+ in \S*content['\"\]]*\s"
-    return hasattr(owner, "image_processor") or re.search(loop, source) is not None
+Apply = Callable[[Sequence[Mapping[str, Any]]], str]  # turns -> what a template makes of them
+Forms = frozenset[str]  # in which a template renders a text: "string", "parts" (a list with it)
+
+FORMS: dict[tuple[type, str, str], Forms] = {}  # of a template's owner, a template and a role
+MOST_FORMS = 64  # requests bring templates, too
 
 
-def template_content(content: Any, owner: Any, source: str) -> Any:
-    """A message's content as the template wants it: parts where it walks over them, else a
-    string."""
+def rendered_forms(turns: Sequence[Mapping[str, Any]], apply: Apply) -> list[tuple[str, str]]:
+    """(role, form) of each turn whose text is rendered when all texts have that form."""
+    rendered = []
+    # A list that is printed as it is doubles the backslash.
+    probes = [rf"a\{index}z" for index in range(len(turns))]
+    for form in ("string", "parts"):
+        probed = []
+        for turn, probe in zip(turns, probes):
+            content = probe if form == "string" else [{"type": "text", "text": probe}]
+            probed.append(turn if turn.get("content") is None else {**turn, "content": content})
+        text = ""
+        # A form that the template refuses; a RequestError says that its time is over.
+        with contextlib.suppress(OptionError), wrapping_errors(OptionError, "refused", ""):
+            text = apply(probed)
+        rendered += [(turn["role"], form) for turn, probe in zip(turns, probes) if probe in text]
+    return rendered
+
+
+def content_forms(
+    owner: Any, source: str, turns: Sequence[Mapping[str, Any]], apply: Apply
+) -> dict[str, Forms]:
+    """For each role, the forms in which its texts are rendered; none where nothing shows them.
+
+    Found by rendering the chat with other texts, once for a template and role: a template does not
+    say what it does with a list."""
+    kind = type(owner)
+    last = {turn["role"]: turn for turn in turns if turn.get("content") is not None}
+    forms = {role: FORMS.get((kind, source, role), frozenset()) for role in last}
+    # Then each role alone: it may be the text of another one that the template refuses.
+    for chat in (turns, *([turn] for turn in last.values())):
+        if not all(forms.get(turn["role"], True) for turn in chat):
+            for role, form in rendered_forms(chat, apply):
+                forms[role] |= {form}
+    if len(FORMS) > MOST_FORMS:
+        FORMS.clear()
+    FORMS.update({(kind, source, role): own for role, own in forms.items() if own})
+    return forms
+
+
+def template_content(content: Any, forms: Forms) -> Any:
+    """A message's content in a form that the template renders."""
     if isinstance(content, str):
-        # A processor's template that does not ask would walk over the characters.
-        asks = re.search(r"content\S* is (not )?string", source)
-        if hasattr(owner, "image_processor") and asks is None:
-            return [{"type": "text", "text": content}]
-        return content
+        return [{"type": "text", "text": content}] if forms == {"parts"} else content
     parts = [
         part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
         for part in content
     ]
-    if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
+    if "parts" not in forms and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
 
@@ -1372,27 +1420,31 @@ def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
     return isinstance(turn.get("content"), str) and len(parts) > 1
 
 
-def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
-    """A message as the template wants it. Without content, the key is left out, unless the
-    template asks whether it is none: others would print None."""
+def template_message(message: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A message as the template wants it, but for the form of its content. Without content, the
+    key is left out, unless the template asks whether it is none: others would print None."""
     turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = companions.tool_calls.for_template(turn["tool_calls"], source)
-    content = turn.get("content")
-    if content is not None:
-        content = template_content(content, owner, source)
-    elif not re.search(r"content\S* is none", source):
-        turn.pop("content", None)
-        return turn
-    return {**turn, "content": content}
+    if turn.get("content") is None:
+        if re.search(r"content\S* is none", source):
+            turn["content"] = None
+        else:
+            turn.pop("content", None)
+    return turn
 
 
 TEMPLATE_SECONDS = 10.0  # of processor time, for a chat template that a request brings
 
 
+class OutOfTime(BaseException):
+    """In a template. No Exception: a filter may catch one, and Python calls no trace function again
+    that has raised."""
+
+
 @contextlib.contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise RequestError inside where this thread's Python code takes longer, as a template's loops
+    """Raise RequestError where this thread's Python code inside takes longer, as a template's loops
     do. One operation that is not Python's own, as a power of large numbers, is not interrupted."""
     clock = lazy_import("time").thread_time
     end = clock() + seconds
@@ -1400,15 +1452,18 @@ def limited_time(seconds: float) -> Iterator[None]:
 
     def watch(frame: Any, event: str, argument: Any) -> Any:
         if clock() > end:
-            problem = f"the request's chat template ran for more than {seconds:g} seconds"
-            raise RequestError(problem, fix="simplify chat.template")
+            raise OutOfTime
         return watch
 
     sys.settrace(watch)
     try:
-        yield
+        with contextlib.suppress(OutOfTime):
+            yield
     finally:
         sys.settrace(previous)
+    if clock() > end:
+        problem = f"the request's chat template ran for more than {seconds:g} seconds"
+        raise RequestError(problem, fix="simplify chat.template")
 
 
 class Rendered(NamedTuple):
@@ -1441,20 +1496,31 @@ def render_chat(
     with wrapping_errors(RequestError, "the chat template failed", fix):
         wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **extra)
         known, notes = switches(owner, source, wanted)
-        turns = [template_message(message, owner, source) for message in messages]
-        if any(map(joins_parts, messages, turns)):
-            notes += ("text parts of a message were joined with a line end",)
-        if chat.special_tokens != "keep":
-            turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
-        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
-            text = owner.apply_chat_template(
+
+        def apply(
+            turns: Any, add_generation_prompt: bool = False, continue_final: bool = False
+        ) -> Any:
+            return owner.apply_chat_template(
                 turns,
-                add_generation_prompt=chat.add_generation_prompt and not continue_final,
+                add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final,
                 tokenize=False,  # releases return different types otherwise
                 **({"chat_template": chat.template} if chat.template else {}),
                 **known,
             )
+
+        with limited_time(TEMPLATE_SECONDS) if chat.template else contextlib.nullcontext():
+            turns = [template_message(message, source) for message in messages]
+            forms = content_forms(owner, source, turns, apply)
+            for turn in turns:
+                if turn.get("content") is not None:
+                    turn["content"] = template_content(turn["content"], forms[turn["role"]])
+            if any(map(joins_parts, messages, turns)):
+                notes += ("text parts of a message were joined with a line end",)
+            if chat.special_tokens != "keep":
+                turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
+            opening = chat.add_generation_prompt and not continue_final
+            text = apply(turns, opening, continue_final)
     return Rendered(text, mark, notes)
 
 
@@ -1616,22 +1682,26 @@ def merge_ids(vocabulary: int, *sources: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(valid))
 
 
-def saved_dtype(model: str) -> Any:
-    """The dtype of the first float weight in a directory's safetensors headers, or None."""
+def saved_dtype(settings: ModelLoadConfig) -> Any:
+    """The dtype of the first float weight in a checkpoint's safetensors headers, or None. Those of
+    a hub are brought here, where they will be read from."""
     read = lazy_import("transformers.modeling_utils").load_state_dict
-    for file in sorted(Path(model).glob("model*.safetensors")):
+    folder, weights = settings.model, "model*.safetensors"
+    if not os.path.isdir(folder):
+        bring = lazy_import("huggingface_hub").snapshot_download
+        folder = bring(folder, revision=settings.revision, allow_patterns=weights)
+    for file in sorted(Path(folder).glob(weights)):
         for weight in read(str(file), map_location="meta").values():
             if str(weight.dtype).endswith(DTYPES):
                 return weight.dtype
     return None
 
 
-def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
-    """The dtype that a checkpoint was saved in: its config's, its weights' (of a local
-    directory), else float32, also for float64. Not left to vLLM, whose "auto" makes bfloat16 of
-    float32."""
+def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -> str:
+    """The dtype that a checkpoint was saved in: its config's, its weights', else float32, also for
+    float64. Not left to vLLM, whose "auto" makes bfloat16 of float32."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
-    named = named or saved_dtype(model)
+    named = named or saved_dtype(settings)
     dtype = str(named or "float32").removeprefix("torch.").replace("64", "32")
     return dtype if dtype in DTYPES else "bfloat16"  # of fp8 and other quantized weights
 
@@ -1738,7 +1808,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
             processor=processor,
             eos_ids=eos_ids,
             pad_id=pad_id,
-            dtype=settings.dtype or checkpoint_dtype(config, text_config, settings.model),
+            dtype=settings.dtype or checkpoint_dtype(config, text_config, settings),
             window=context_window(text_config, settings),
             vocabulary=vocabulary,
         )
@@ -1988,6 +2058,9 @@ def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
         raise PromptTooLongError(f"{problem}, but {why_limited(plan)}", fix="shorten it")
 
 
+TWO_BOS = "the prompt begins with the BOS, and the tokenizer put another before it: it has two"
+
+
 def prompt_ids(
     request: TextGenerationRequest, plan: Plan
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -1995,7 +2068,10 @@ def prompt_ids(
     checkpoint = plan.checkpoint
     if request.prompt is not None:
         check_characters(request.prompt, plan)
-        return encode(checkpoint, request.prompt, True), ()
+        ids = encode(checkpoint, request.prompt, True)
+        bos = checkpoint.tokenizer.bos_token_id
+        is_doubled = bos is not None and ids[:2] == (bos, bos)
+        return ids, (TWO_BOS,) if is_doubled else ()
     if request.messages is None:
         return request.prompt_token_ids or (), ()
     owner = checkpoint.template_owner
@@ -2974,9 +3050,9 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
 
 
 def with_rope_offsets(model: Any) -> list[Any]:
-    """The modules that keep a position offset for each row of the latest batch: Qwen-VL's and those
-    that follow it."""
-    return [part for part in model.modules() if getattr(part, "rope_deltas", None) is not None]
+    """The modules that keep a position offset for each row of the latest batch, None before the
+    first one: Qwen-VL's and those that follow it."""
+    return [part for part in model.modules() if hasattr(part, "rope_deltas")]
 
 
 def inputs_to_continue(
@@ -2990,7 +3066,8 @@ def inputs_to_continue(
     cache_name = "cache" if "cache" in output else "past_key_values"  # since transformers 5.24
     output[cache_name].reorder_cache(kept)
     for part in with_rope_offsets(model):
-        part.rope_deltas = part.rope_deltas[kept]
+        if part.rope_deltas is not None:
+            part.rope_deltas = part.rope_deltas[kept]
     new = output.sequences.shape[1] - inputs["input_ids"].shape[1]
     going = {"input_ids": output.sequences[kept], cache_name: output[cache_name]}
     for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
@@ -3186,6 +3263,15 @@ class DecodeLoop:
             self.rows.remove(row)
 
 
+def check_overrides(where: str, names: Iterable[str]) -> None:
+    """Raise OptionError for names of the config that the caller would change: it says what the
+    model is, and EOS ids, the window and cached answers are read from the checkpoint's."""
+    for name in names:
+        if not name.startswith("quantization_config"):  # how weights are held in memory
+            problem = f"{where} sets {name!r}, which the checkpoint's config.json says"
+            raise OptionError(problem, fix="load a copy of the checkpoint that says so")
+
+
 def auto_class(checkpoint: Checkpoint) -> Any:
     """transformers' class that finds the model's class."""
     kind = "AutoModelForCausalLM"
@@ -3212,8 +3298,35 @@ def read_model(checkpoint: Checkpoint, **how: Any) -> Any:
     return model
 
 
+@contextlib.contextmanager
+def set_meanwhile(owners: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of each; put back what each had."""
+    before = [(owner, getattr(owner, name)) for owner in owners]
+    try:
+        for owner, _ in before:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, old in before:
+            setattr(owner, name, old)
+
+
+@contextlib.contextmanager
+def no_autocast(device: str) -> Iterator[None]:
+    """Compute in the model's own dtype, also inside a caller's `torch.autocast`.   device: its
+    type; what is offloaded computes on the CPU."""
+    torch = lazy_import("torch")
+    with contextlib.ExitStack() as stack:
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", device}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 class HfBackend:
-    """transformers' `generate`, in padded batches that shrink as their rows finish."""
+    """transformers' `generate`, in padded batches that shrink as their rows finish.
+
+    generation: what `generate` takes for options that a call leaves out, while a call runs; a
+    checkpoint's own, which `bare` shows, would sample."""
 
     name = "hf"
     is_written = False
@@ -3221,9 +3334,8 @@ class HfBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.model = self._load_model(settings)
-        # `generate` takes what a call leaves out from here; a checkpoint's own would sample.
         generation = lazy_import("transformers").GenerationConfig
-        self.model.generation_config = generation(pad_token_id=checkpoint.pad_id)
+        self.generation = generation(pad_token_id=checkpoint.pad_id)
         self.most_rows = settings.max_batch_size or sys.maxsize
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
         self.loop: Any = DecodeLoop
@@ -3238,6 +3350,8 @@ class HfBackend:
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
+        config = self.checkpoint.config
+        check_overrides("hf_kwargs", [key for key in settings.hf_kwargs if hasattr(config, key)])
         how = {
             "dtype": getattr(torch, self.checkpoint.dtype),
             "attn_implementation": settings.attn_implementation,
@@ -3257,12 +3371,9 @@ class HfBackend:
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.in_eval_mode())
+            stack.enter_context(self.isolated())
             # A plugin may call the engine that runs it.
             stack.callback(self.adapt, self.adapter)
-            for part in with_rope_offsets(self.model):
-                stack.callback(setattr, part, "rope_deltas", part.rope_deltas)
-                part.rope_deltas = None
             for adapter, group in itertools.groupby(
                 longest_first, key=lambda row: row.prompt.adapter
             ):
@@ -3318,21 +3429,26 @@ class HfBackend:
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
-        with contextlib.nullcontext() if how.grad else self.in_eval_mode():
+        with self.isolated(training=how.grad):
             return list(companions.scoring.hf_scores(self, pairs, how))
 
     @contextlib.contextmanager
-    def in_eval_mode(self) -> Iterator[None]:
-        """Answer alike in a training loop: dropout would change answers, and gradient checkpointing
-        leaves out the cache. Each module's mode is put back."""
-        training = [part for part in self.model.modules() if part.training]
-        try:
-            for part in training:
-                part.training = False
+    def isolated(self, *, training: bool = False) -> Iterator[None]:
+        """Answer alike whatever the caller has done with the model, and leave it so: dropout of a
+        training loop would change answers, and gradient checkpointing leaves out the cache.
+
+        training: of a trainer, whose modes and autocast stay."""
+        with contextlib.ExitStack() as stack:
+            rotary = with_rope_offsets(self.model)
+            stack.enter_context(set_meanwhile(rotary, "rope_deltas", None))
+            if not training:
+                own = [part for part in self.model.modules() if part.training]
+                stack.enter_context(set_meanwhile(own, "training", False))
+                stack.enter_context(
+                    set_meanwhile([self.model], "generation_config", self.generation)
+                )
+                stack.enter_context(no_autocast(self.model.device.type))
             yield
-        finally:
-            for part in training:
-                part.training = True
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3440,6 +3556,10 @@ def restore_groups(vllm_config: Any) -> None:
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM. The caller's vllm_kwargs win over ours; their logits processors come
     after ours."""
+    overrides = settings.vllm_kwargs.get("hf_overrides") or {}
+    if not is_mapping(overrides):
+        raise OptionError(f"hf_overrides is {short_repr(overrides)}", fix="pass a mapping")
+    check_overrides("hf_overrides", overrides)
     arguments = {
         "model": settings.model,
         "revision": settings.revision,
@@ -3673,7 +3793,8 @@ class VllmBackend:
     ) -> None:
         """Step vLLM until `take` has said of every row that it is over."""
         running: dict[str, Row] = {}
-        with self.healthy() as engine:
+        device = lazy_import("vllm.platforms").current_platform.device_type
+        with self.healthy() as engine, no_autocast(device):
             if self.is_written:
                 self.forget()
             self._add(engine, rows, running, take)
@@ -3794,6 +3915,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.fallback_from = fallback_from
         self.weight_version: str | None = None  # None: the checkpoint's
         self._update: Any = None  # of the weights, that is not finished
+        self._is_changing = False  # weights or adapters
+        self._running = 0  # calls, one within the other, whose answers are of one version
         self.updates_waiting = 0  # for the engine: streaming.py lets no request join then
         self.observer = NOBODY
         self.cache = config.cache
@@ -3823,12 +3946,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     def capabilities(self) -> Capabilities:
         is_hf = self.backend.name == "hf"
         has_hooks = is_hf or self.config.logits_hooks
+        has_plugins = companion_place("plugin_hooks") is not None
+        has_structures = companion_place("structured") is not None
         return Capabilities(
             supports_vlm=self.processor is not None,
             supports_logits=has_hooks,
-            supports_logits_plugins=has_hooks,
-            supports_hf_plugins=is_hf,
-            supports_structured=find_spec("xgrammar") is not None,
+            supports_logits_plugins=has_hooks and has_plugins,
+            supports_hf_plugins=is_hf and has_plugins,
+            supports_structured=has_structures and find_spec("xgrammar") is not None,
             supports_lora=bool(self.config.adapters),
             supports_gradients=is_hf,
         )
@@ -3928,7 +4053,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
-        """Call `observer` in the generate calls inside the block; one at a time."""
+        """Call `observer` in all generate calls while the block runs, those of other threads, too.
+        One observer at a time."""
         with self._open():
             if self.observer is not NOBODY:
                 fix = "end that first, or load another engine"
@@ -3947,7 +4073,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
         is used, afterwards nothing that they held before is, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
-        with self._answering():
+        with self._answering() if read_only else self._whole():
             answers = self._answers
             is_written = self.backend.is_written
             if not read_only:
@@ -3981,7 +4107,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         if partial and version is not None:
             fix = "give it with the last call, without partial=True"
             raise OptionError("a version with partial=True", fix=fix)
-        with self._waiting_update(), self._open():
+        if version is not None and not is_text(version):
+            raise OptionError(f"version is {short_repr(version)}", fix="give a text")
+        with self._changing():
             update = self._update or companions.weights.Update(self.backend)
             try:
                 update.take(weights, partial=partial)
@@ -3999,14 +4127,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         Raises OptionError for a name that is in use, LoadError for what is no adapter of this
         model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
         there will be at a time, and with one of the highest rank."""
-        with self._waiting_update(), self._open():
+        with self._changing():
             companions.adapters.add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
         not loaded."""
-        with self._waiting_update(), self._open():
+        with self._changing():
             companions.adapters.remove(self.backend, name)
             self._forget(self.weight_version)
 
@@ -4059,12 +4187,43 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             yield
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[None]:
+        """Open for other weights or adapters: no call runs, and none begins meanwhile, also not of
+        this thread, whom the lock lets in."""
+        with self._waiting_update(), self._open():
+            self._check_unchanging()
+            if self._running:
+                problem = "weights or adapters change from within a call of the engine"
+                raise EngineError(problem, fix="change them when the call has ended")
+            self._is_changing = True
+            try:
+                yield
+            finally:
+                self._is_changing = False
+
+    def _check_unchanging(self) -> None:
+        if self._is_changing:
+            problem = "the engine was called from within its own update"
+            raise EngineError(problem, fix="call it before or after, or another engine")
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
         """Open, with weights that are whole."""
         with self._open():
+            self._check_unchanging()
             if self._update is not None:
                 raise self._update.problem()
             yield
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Open, with weights that are whole and stay as they are."""
+        with self._whole():
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
 
     def _generate(
         self,

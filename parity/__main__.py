@@ -14,33 +14,49 @@ from pathlib import Path
 
 from parity.environment import libraries
 
-INTERRUPTED, TERMINATED = 130, 143  # what a shell says of a program that Ctrl-C or SIGTERM ended
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+ENDED = {"SIGTERM": "terminated", "SIGHUP": "hung up"}  # by a CI runner; by a terminal that is closed
 FAULT = 3  # could not judge: Python's own code for an uncaught exception is 1, which is a drift
 
 
 class Terminated(BaseException):
-    """SIGTERM came, as of a CI runner that cancels a job."""
+    """A signal of ENDED came."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.why = ENDED[name]
+        self.exit_code = 128 + getattr(signal, name)
 
 
 def start(program: str, argv: Sequence[str] | None) -> int:
-    """Run a program. Ctrl-C, however often, and SIGTERM end it without a traceback, and its worker
-    with it; a fault of ours is shown with one."""
+    """Run a program. Ctrl-C, however often, SIGTERM and SIGHUP end it without a traceback, and its
+    worker with it; a fault of ours is shown with one."""
     open_standard_streams()
     try:
         with terminated_by_exception():
             return run(program, argv)
-    except KeyboardInterrupt:
-        end_at_once()
-        print(f"{program}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except Terminated:
-        end_at_once()
-        print(f"{program}: terminated", file=sys.stderr)
-        return TERMINATED
-    except Exception:  # noqa: BLE001 - nothing stands behind it
-        traceback.print_exc()
-        print(f"{program}: this is a fault of {program} itself; please report it", file=sys.stderr)
+    except BaseException as error:
+        ended = ending_behind(error)
+        if ended is not None:
+            end_at_once()
+            why, code = (ended.why, ended.exit_code) if isinstance(ended, Terminated) else ("interrupted", INTERRUPTED)
+            with contextlib.suppress(OSError):
+                print(f"{program}: {why}", file=sys.stderr)
+            return code
+        if not isinstance(error, Exception):
+            raise
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            print(f"{program}: this is a fault of {program} itself; please report it", file=sys.stderr)
         return FAULT
+
+
+def ending_behind(error: BaseException | None) -> Terminated | KeyboardInterrupt | None:
+    """What ended the program, where it was raised as it is, or Python wrapped it: it does so in
+    __set_name__, as of a dataclass that is imported."""
+    while error is not None and not isinstance(error, (Terminated, KeyboardInterrupt)):
+        error = error.__cause__
+    return error
 
 
 def open_standard_streams() -> None:
@@ -59,19 +75,25 @@ def open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def terminated_by_exception() -> Iterator[None]:
-    """Raise Terminated where SIGTERM comes: what is begun is undone, and processes are ended."""
+    """Raise Terminated where a signal of ENDED comes: what is begun is undone, and processes are
+    ended. One that whoever started us ignores, as `nohup` does, stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def terminate(number: int, frame: object) -> None:
-        raise Terminated
+        raise Terminated(signal.Signals(number).name)
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    numbers = [getattr(signal, name) for name in ENDED if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
+    for number in before:
+        signal.signal(number, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_at_once() -> None:

@@ -1,49 +1,54 @@
 """python -m parity bench: how fast each backend answers the same requests, and whether the answers are the same.
 
-Every contender gets the same prompts (the token ids are compared) and the same output budget. One run each to warm up,
-then in turn, A B A B, each time once with one new token (the prefill) and once with all. Tokens are counted in what
-came back. A ratio is printed between contenders that did the same work: the speed of another answer is no speed. Where
-answers part, as they do in half precision, the baseline's are forced through both contenders and through float32, and
-the ratio stands if the errors that were measured explain where they part.
+Every contender gets the same prompts (the token ids are compared) and answers with the same number of tokens, whatever
+it would end at. At load × 16 it is given sixteen requests in one call, and the next sixteen when all are answered. A
+small run of everything warms up and says how much fits into --minutes; then contenders run in turn, A B C A B C.
+
+    to the first token    from the call until this process holds the request's first token, the prompt's rendering and
+                          tokenizing included; whole request: until it holds the last one
+    ratio                 of tokens a second, in each round; its median and range. It is printed between contenders that
+                          did the same work: the speed of another answer is no speed. Where answers part, as they do in
+                          half precision, the baseline's are forced through both contenders and through float32, and
+                          the ratio stands if the errors that were measured explain where they part
 
     hf, vllm              ours: chats in, texts out
     hf guessing           ours with --guess: guessed tokens, judged together
-    hf plain              transformers' own generate, in static batches sorted by length
+    hf plain              transformers' own generate, the call as one static batch
     hf continuous         transformers' own generate_batch: continuous batching, text only
-    vllm generate, chat   vLLM's own LLM.generate (ids in) and LLM.chat (chats in), on the same loaded engine
+    vllm generate         vLLM's own LLM.generate, on the same loaded engine
 
-Exit codes: 0 measured, 1 answers differ by more than rounding, 2 usage, 3 could not run.
+Ctrl-C ends it with what was measured. Exit codes: 0 measured, 1 answers differ by more than rounding, 2 usage, 3 could
+not run, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import gc
 import importlib
-import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parity.bench import bench_report, parted, workloads
+from parity.bench import bench_report, contenders, measuring, parted, planning, workloads
+from parity.bench.contenders import CLOCKS, GUESSING, Contender, fit_for
+from parity.bench.planning import Key, Plan, Trial
 from parity.bench.values import (
     IDENTICAL,
     OTHER_PROMPTS,
+    OURS,
     UNREAD,
-    Answer,
     Bench,
     Loaded,
     Measured,
     Ratio,
     Result,
     Verdict,
+    coverage,
 )
 from parity.bench.workloads import Work, engine_module
 from parity.environment.output_paths import folder_to_write
@@ -53,256 +58,64 @@ if TYPE_CHECKING:
     import gen_engine
 
 BACKENDS = ("hf", "vllm")
-GUESSING = "hf guessing"
 BASELINES = {
     "hf": ("hf plain", "hf continuous"),
     GUESSING: ("hf",),
-    "vllm": ("vllm generate", "vllm chat", "hf"),
+    "vllm": ("vllm generate", "hf"),
 }  # what a contender is told against
 USAGE, FAILED = 2, 3
-PAGE = 256  # tokens of a block of generate_batch's cache, its default
+LOADS = "1,4,16,64"
 ROOM = 3  # times the weights that must be free for two backends side by side: weights, cache, work
-
-
-# == Contenders ==
+HALF = 0.45  # of an accelerator's memory, for vLLM beside another backend: by itself it takes 0.9 of it
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """run: (work, max_new_tokens) -> an answer per request, in order.   forget: drops what earlier runs left."""
+class Settings:
+    """What the command was asked for.   kinds, repeats, tokens: None where they are to be chosen."""
 
-    name: str
-    run: Callable[[Work, int], list[Answer]]
-    forget: Callable[[], object]
+    backends: tuple[str, ...]
+    loads: tuple[int, ...]
+    kinds: tuple[str, ...] | None
+    shapes: tuple[str, ...]
+    prompts: Path | None
+    tokens: int | None
+    repeats: int | None
+    minutes: float
+    raw: bool
+    clock: str
+    guess: str | None
+    engine: Mapping[str, Any]  # fields of ModelLoadConfig
 
-
-def options_of(work: Work, most: int) -> dict[str, Any]:
-    return {"max_new_tokens": most, "stop": {"ignore_eos": True, "token_ids": sorted(work.ends)}}
-
-
-def ours(engine: gen_engine.GenerationEngine, work: Work, most: int) -> list[Answer]:
-    verb = engine.generate_vlm_batch if work.has_pictures else engine.generate_text_batch
-    results = verb(list(work.requests), options_of(work, most), cache=False)
-    return [Answer(result.prompt_token_ids, result.token_ids, result.text) for result in results]
-
-
-def prompt_texts(engine: gen_engine.GenerationEngine, work: Work) -> list[str]:
-    return [engine.render(request["messages"]) for request in work.requests]
-
-
-def prompt_ids(engine: gen_engine.GenerationEngine, request: Mapping[str, Any]) -> list[int]:
-    """As plain code tokenizes: a template writes its own special tokens."""
-    if "prompt_token_ids" in request:
-        return list(request["prompt_token_ids"])
-    if "prompt" in request:
-        return list(engine.tokenizer(request["prompt"])["input_ids"])
-    return list(engine.tokenizer(engine.render(request["messages"]), add_special_tokens=False)["input_ids"])
+    @property
+    def longest(self) -> int:
+        return self.tokens or max(planning.LENGTHS)
 
 
-def pictures_of(work: Work) -> list[list[Any]]:
-    return [
-        [engine_module().load_image(image) for image in workloads.pictures_of(request)] for request in work.requests
-    ]
+class Progress:
+    """A bar on a terminal; elsewhere a line for each run. Both on stderr."""
 
+    def __init__(self) -> None:
+        tqdm = importlib.import_module("tqdm").tqdm
+        self.bar = tqdm(unit="run", disable=None, leave=False, bar_format="{desc} {n_fmt} runs, {elapsed}")
+        self.is_bar = not self.bar.disable
 
-def plain_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: int) -> list[Answer]:
-    """model.generate on static batches, padded on the left as every tutorial has it, longest prompts first."""
-    order = list(range(len(work.requests)))
-    if work.has_pictures:
-        texts, images = prompt_texts(engine, work), pictures_of(work)
-    else:
-        ids = [prompt_ids(engine, request) for request in work.requests]
-        order.sort(key=lambda place: -len(ids[place]))
-    answers: dict[int, Answer] = {}
-    for places in (order[start : start + batch] for start in range(0, len(order), batch)):
-        if work.has_pictures:
-            given = {"text": [texts[k] for k in places], "images": [images[k] for k in places]}
-            inputs = engine.checkpoint.vision(**given, padding=True, add_special_tokens=False, return_tensors="pt")
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.is_bar:
+            self.bar.write(text, file=sys.stderr)
         else:
-            inputs = engine.tokenizer.pad({"input_ids": [ids[k] for k in places]}, return_tensors="pt")
-        answers.update(zip(places, plain_hf_batch(engine, inputs, work, most)))
-    return [answers[place] for place in range(len(order))]
+            print(text, file=sys.stderr, flush=True)
 
+    def step(self, text: str, *, runs: int = 0) -> None:
+        """What is done now, or a run that was."""
+        if self.is_bar:
+            self.bar.set_description_str(text)
+            self.bar.update(runs)
+        else:
+            self.say(f"  {text}")
 
-def plain_hf_batch(engine: gen_engine.GenerationEngine, inputs: Any, work: Work, most: int) -> list[Answer]:
-    outputs = engine.model.generate(
-        **inputs.to(engine.model.device),
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=sorted(work.ends) or None,
-        pad_token_id=engine.checkpoint.pad_id,
-    )
-    width = inputs["input_ids"].shape[1]
-    rows = [row[: workloads.length_with(row, work.ends)] for row in outputs[:, width:].tolist()]  # no padding
-    texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)
-    given = zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist())
-    prompts = [tuple(i for i, seen in zip(ids, mask) if seen) for ids, mask in given]
-    return [Answer(prompt, tuple(row), text) for prompt, row, text in zip(prompts, rows, texts)]
-
-
-def has_continuous_batching() -> bool:
-    """Whether transformers' generate_batch can be told how much memory to take in these words, as of 5.18."""
-    config = getattr(importlib.import_module("transformers"), "ContinuousBatchingConfig", None)
-    return hasattr(config, "page_size")
-
-
-def continuous_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: int) -> list[Answer]:
-    """model.generate_batch, with a cache for `batch` of the longest rows; by itself it takes nearly all memory."""
-    transformers = importlib.import_module("transformers")
-    prompts = [prompt_ids(engine, request) for request in work.requests]
-    longest = sorted(map(len, prompts))[-batch:]
-    places = transformers.ContinuousBatchingConfig(
-        num_blocks=sum((size + most) // PAGE + 1 for size in longest),
-        page_size=PAGE,
-        max_batch_tokens=sum(longest),
-        max_requests_per_batch=batch,
-    )
-    how = transformers.GenerationConfig(
-        max_new_tokens=most,
-        do_sample=False,
-        eos_token_id=sorted(work.ends) or -1,
-        pad_token_id=engine.checkpoint.pad_id,
-    )
-    outputs = engine.model.generate_batch(prompts, generation_config=how, continuous_batching_config=places)
-    made = {tuple(output.prompt_ids): list(output.generated_tokens) for output in outputs.values()}
-    rows = [made[tuple(ids)] for ids in prompts]
-    texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return [Answer(tuple(ids), tuple(row), text) for ids, row, text in zip(prompts, rows, texts)]
-
-
-def vllm_params(work: Work, most: int) -> Any:
-    params = importlib.import_module("vllm").SamplingParams
-    return params(temperature=0.0, max_tokens=most, ignore_eos=True, stop_token_ids=sorted(work.ends))
-
-
-def vllm_answers(outputs: Sequence[Any]) -> list[Answer]:
-    return [
-        Answer(tuple(output.prompt_token_ids), tuple(output.outputs[0].token_ids), output.outputs[0].text)
-        for output in outputs
-    ]
-
-
-def plain_vllm(engine: gen_engine.GenerationEngine, work: Work, most: int) -> list[Answer]:
-    prompts: list[dict[str, Any]] = [{"prompt_token_ids": prompt_ids(engine, request)} for request in work.requests]
-    for prompt, images in zip(prompts, pictures_of(work)):
-        prompt.update({"multi_modal_data": {"image": images}} if images else {})
-    return vllm_answers(engine.model.generate(prompts, vllm_params(work, most), use_tqdm=False))
-
-
-def chat_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """LLM.chat has a word of its own for a PIL image."""
-    return (
-        part
-        if part["type"] == "text"
-        else {"type": "image_pil", "image_pil": engine_module().load_image(part["image"])}
-    )
-
-
-def chat_vllm(engine: gen_engine.GenerationEngine, work: Work, most: int) -> list[Answer]:
-    chats = [
-        [
-            m if isinstance(m["content"], str) else {**m, "content": [chat_part(part) for part in m["content"]]}
-            for m in request["messages"]
-        ]
-        for request in work.requests
-    ]
-    no_thinking = {"enable_thinking": False}  # as ours has it
-    return vllm_answers(
-        engine.model.chat(chats, vllm_params(work, most), use_tqdm=False, chat_template_kwargs=no_thinking)
-    )
-
-
-def forget_vllm(engine: gen_engine.GenerationEngine) -> None:
-    """A second run must not find the first one's prompts in vLLM's caches."""
-    engine.model.reset_prefix_cache()
-    engine.model.reset_mm_cache()
-
-
-def contenders(engine: gen_engine.GenerationEngine, *, raw: bool, batch: int) -> list[Contender]:
-    """Ours on a loaded engine, and with `raw` what its libraries do by themselves on the same model."""
-    if engine.config.decoder is not None:
-        return [Contender(GUESSING, lambda work, most: ours(engine, work, most), gc.collect)]
-    if engine.backend.name == "hf":
-        doors: dict[str, Callable[[Work, int], list[Answer]]] = {
-            "hf": lambda work, most: ours(engine, work, most),
-            "hf plain": lambda work, most: plain_hf(engine, batch, work, most),
-        }
-        if has_continuous_batching():
-            doors["hf continuous"] = lambda work, most: continuous_hf(engine, batch, work, most)
-        forget: Callable[[], object] = gc.collect
-    else:
-        doors = {
-            "vllm": lambda work, most: ours(engine, work, most),
-            "vllm generate": lambda work, most: plain_vllm(engine, work, most),
-            "vllm chat": lambda work, most: chat_vllm(engine, work, most),
-        }
-        forget = functools.partial(forget_vllm, engine)
-    return [Contender(name, run, forget) for name, run in doors.items() if raw or name == engine.backend.name]
-
-
-# == Measuring ==
-
-
-def memory_now() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not say (only Linux has /proc)."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-
-
-class Peak:
-    """The most memory that was in use inside a with block, looked at every 20 ms."""
-
-    def __enter__(self) -> Peak:
-        self.bytes, self._over = memory_now(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.02):  # 10 µs each: 0.05 % of a processor
-            self.bytes = max(self.bytes, memory_now())
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self.bytes = max(self.bytes, memory_now())
-
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-def timed(contender: Contender, work: Work, most: int, clock: str) -> tuple[list[Answer], float, int]:
-    """(answers, seconds, peak memory)."""
-    contender.forget()
-    with Peak() as peak:
-        start = CLOCKS[clock]()
-        answers = contender.run(work, most)
-        seconds = CLOCKS[clock]() - start
-    return answers, seconds, peak.bytes
-
-
-def measure(
-    group: Sequence[Contender],
-    work: Work,
-    *,
-    repeats: int,
-    clock: str = "wall",
-    step: Callable[[], object] = lambda: None,
-) -> list[Measured]:
-    """Warm up, then A B A B. step: called after each run."""
-    rows = [Measured(contender.name) for contender in group]
-    for repeat in range(repeats + 1):  # the first one warms up
-        for contender, row in zip(group, rows):
-            _, first, peak = timed(contender, work, 1, clock)
-            answers, full, higher = timed(contender, work, work.max_new_tokens, clock)
-            step()
-            row.peak = max(row.peak, peak, higher)
-            row.same = row.same and (not row.answers or [a.ids for a in answers] == [a.ids for a in row.answers])
-            row.answers = answers
-            if repeat:
-                row.first.append(first)
-                row.full.append(full)
-    return rows
+    def close(self) -> None:
+        self.bar.close()
 
 
 # == Judging ==
@@ -328,23 +141,39 @@ def compare_ids(contender: Measured, against: Measured) -> Verdict | None:
     return None
 
 
-def questions_of(works: Sequence[Work], rows: Mapping[str, list[Measured]], engine: Any) -> list[parted.Question]:
-    """What the referee is asked of one engine's contenders."""
-    names = {contender.name for contender in contenders(engine, raw=True, batch=1)}
+def questions_of(
+    works: Sequence[Work], rows: Mapping[str, list[Measured]], engine: Any, tokens: int
+) -> list[parted.Question]:
+    """What the referee is asked of one engine's contenders.   tokens: that may be read of each."""
+    names = {contender.name for contender in contenders.contenders(engine, raw=True)}
+    sides: dict[parted.Key, list[tuple[Work, tuple[Measured, Measured]]]] = {}
+    for work in works:
+        for contender, against in baselines(rows[work.label]):
+            if contender.contender in names:
+                key = (work.name, contender.contender, against.contender)
+                sides.setdefault(key, []).append((work, (contender, against)))
     return [
-        parted.question_of(work, contender, against, engine.checkpoint.placeholder_id)
-        for work in works
-        for contender, against in baselines(rows[work.name])
-        if contender.contender in names and compare_ids(contender, against) is None
+        parted.question_of([work for work, _ in own], [two for _, two in own], engine.checkpoint.placeholder_id, tokens)
+        for own in sides.values()
+        if any(compare_ids(*two) is None for _, two in own)
     ]
 
 
-def ratios_of(work: str, rows: Sequence[Measured], judged: Mapping[parted.Key, Verdict]) -> list[Ratio]:
+def verdict_of(work: Work, contender: Measured, against: Measured, judged: Mapping[parted.Key, Verdict]) -> Verdict:
+    """At one load, from what the referee said of all of them."""
+    verdict = compare_ids(contender, against)
+    if verdict is not None:
+        return verdict
+    equal = sum(new.ids == old.ids for new, old in zip(contender.answers, against.answers))
+    whole = judged.get((work.name, contender.contender, against.contender), Verdict(UNREAD, 0, 0))
+    return Verdict(whole.name, equal, len(contender.answers), whole.why)
+
+
+def ratios_of(work: Work, rows: Sequence[Measured], judged: Mapping[parted.Key, Verdict]) -> list[Ratio]:
     """judged: what the referee said of the answers that part."""
     ratios = []
     for contender, against in baselines(rows):
-        key = (work, contender.contender, against.contender)
-        verdict = compare_ids(contender, against) or judged.get(key) or Verdict(UNREAD, 0, len(contender.answers))
+        verdict = verdict_of(work, contender, against, judged)
         is_fair = not verdict.is_fault and contender.same and against.same
         values = tuple(a / b for a, b in zip(contender.speeds, against.speeds)) if is_fair else ()
         tokens = (contender.tokens, against.tokens)
@@ -352,26 +181,7 @@ def ratios_of(work: str, rows: Sequence[Measured], judged: Mapping[parted.Key, V
     return ratios
 
 
-# == One model ==
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the command was asked for."""
-
-    backends: tuple[str, ...]
-    kinds: tuple[str, ...]
-    shapes: tuple[str, ...]
-    prompts: Path | None
-    requests: int
-    max_new_tokens: int
-    repeats: int
-    raw: bool
-    batch: int
-    clock: str
-    guess: str | None
-    ignore_eos: bool
-    engine: Mapping[str, Any]  # fields of ModelLoadConfig
+# == Engines ==
 
 
 def decoder_of(guess: str) -> Any:
@@ -380,49 +190,41 @@ def decoder_of(guess: str) -> Any:
     return speculation("ngram") if guess == "ngram" else speculation("draft_model", model=guess)
 
 
-def load_one(model: str, name: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
+def load_one(model: str, name: str, settings: Settings, *, alone: bool) -> tuple[gen_engine.GenerationEngine, Loaded]:
+    """alone: no other backend is loaded beside it."""
     backend = name.partition(" ")[0]
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
         engine_module().lazy_import(library)
-    imported, before = time.perf_counter(), memory_now()
+    imported, before = time.perf_counter(), measuring.memory_now()
     other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
-    extra = {field: value for field, value in settings.engine.items() if field != other}
+    extra = {name: value for name, value in settings.engine.items() if name != other}
+    if backend == "vllm" and not alone and measuring.accelerator() is not None:
+        extra["vllm_kwargs"] = {"gpu_memory_utilization": HALF, **extra.get("vllm_kwargs", {})}
     if name == GUESSING:
         extra["decoder"] = decoder_of(str(settings.guess))
     engine = engine_module().load(model, backend=backend, progress=False, **extra)
     seconds = time.perf_counter() - imported
-    return engine, Loaded(name, seconds, imported - start, memory_now() - before)
+    return engine, Loaded(name, seconds, imported - start, measuring.memory_now() - before)
+
+
+def free_memory() -> int | None:
+    """Bytes for models, the accelerator's where there is one; None where the system does not say."""
+    cuda = measuring.accelerator()
+    if cuda is not None:
+        return int(cuda.mem_get_info()[0] * HALF)
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    return next(int(line.split()[1]) * 1024 for line in meminfo.read_text().splitlines() if "MemAvailable" in line)
 
 
 def fits_side_by_side(model: str, backends: int) -> bool:
     """Whether the weights fit several times over. A model that is not on this disk, or a system that does not tell
     its free memory, is believed to."""
     weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return True
-    free = next(int(line.split()[1]) * 1024 for line in meminfo.read_text().splitlines() if "MemAvailable" in line)
-    return weights * ROOM * backends < free
-
-
-def works_for(engine: gen_engine.GenerationEngine, settings: Settings) -> list[Work]:
-    """The workloads that this checkpoint can do, with their ends."""
-    own = frozenset(engine.checkpoint.eos_ids)
-    if settings.prompts is not None:
-        ends = frozenset() if settings.ignore_eos else own
-        return [replace(workloads.read_prompts(settings.prompts, settings.max_new_tokens), ends=ends)]
-    works = []
-    for kind in settings.kinds:
-        if kind == "pictures" and engine.processor is None:
-            continue
-        for shape in settings.shapes:
-            work = workloads.make_work(kind, shape, settings.requests, settings.max_new_tokens)
-            if shape == "ragged":
-                free = ours(engine, work, work.max_new_tokens)
-                work = workloads.with_ends(work, [answer.ids for answer in free], own)
-            works.append(work)
-    return works
+    free = free_memory()
+    return free is None or weights * ROOM * backends < free
 
 
 @contextlib.contextmanager
@@ -430,32 +232,10 @@ def opened(model: str, backends: Sequence[str], settings: Settings) -> Iterator[
     with contextlib.ExitStack() as stack:
         pairs = []
         for backend in backends:
-            engine, cost = load_one(model, backend, settings)
+            engine, cost = load_one(model, backend, settings, alone=len(backends) == 1)
             stack.callback(engine.close)
             pairs.append((engine, cost))
         yield pairs
-
-
-def fit_for(group: Sequence[Contender], work: Work) -> list[Contender]:
-    """Those that can do the work: LLM.chat takes chats only, generate_batch no images."""
-    unfit = set() if work.is_chat else {"vllm chat"}
-    if work.has_pictures:
-        unfit.add("hf continuous")
-    return [contender for contender in group if contender.name not in unfit]
-
-
-def measure_all(
-    engines: Sequence[gen_engine.GenerationEngine], works: Sequence[Work], settings: Settings, label: str, bar: Any
-) -> dict[str, list[Measured]]:
-    """Workload -> what each contender on these engines took."""
-    everyone = [c for engine in engines for c in contenders(engine, raw=settings.raw, batch=settings.batch)]
-    rows = {}
-    for number, work in enumerate(works):
-        group = fit_for(everyone, work)
-        bar.set_description(f"{label}: {work.name}")
-        bar.total = bar.n + len(group) * (settings.repeats + 1) * (len(works) - number)
-        rows[work.name] = measure(group, work, repeats=settings.repeats, clock=settings.clock, step=bar.update)
-    return rows
 
 
 def groups_of(backends: Sequence[str], *, together: bool) -> list[tuple[str, ...]]:
@@ -465,38 +245,257 @@ def groups_of(backends: Sequence[str], *, together: bool) -> list[tuple[str, ...
     return [(backend,) for backend in BASELINES if backend in backends]
 
 
-def bench_model(model: str, path: str, settings: Settings, bar: Any) -> Bench:
-    """Every workload on one model: backends side by side if memory allows it, else one after the other."""
-    together = fits_side_by_side(path, len(settings.backends))
-    works: list[Work] = []
-    rows: dict[str, list[Measured]] = {}
-    loads: list[tuple[str, Loaded]] = []
-    questions: list[parted.Question] = []
-    dtype = "float32"
-    for backends in groups_of(settings.backends, together=together):
-        bar.set_description(f"{model}: load {', '.join(backends)}")
-        with opened(path, backends, settings) as pairs:
-            engines = [engine for engine, _ in pairs]
-            loads += [(model, cost) for _, cost in pairs]
-            works = works or works_for(engines[0], settings)
-            dtype = str(engines[0].checkpoint.dtype)
-            for name, found in measure_all(engines, works, settings, model, bar).items():
-                rows.setdefault(name, []).extend(found)
-            for engine in engines:
-                asked = questions_of(works, rows, engine)
-                for question in asked:
-                    bar.set_description(f"{model}: {question.contender} reads answers that part")
-                    parted.read_new(question, engine)
-                questions += asked
-    note = "" if together else f"{model}: too large for two backends side by side; measured one after the other"
-    if questions:
-        bar.set_description(f"{model}: float32 reads answers that part")
-    judged = parted.judge_questions(questions, path, dtype)
-    results = [
-        Result(model, work, tuple(rows[work.name]), tuple(ratios_of(work.name, rows[work.name], judged)))
+# == One model ==
+
+
+def works_for(engine: gen_engine.GenerationEngine, settings: Settings) -> list[Work]:
+    """The workloads that this checkpoint can do, each with the requests of the greatest load. Raises WorkError."""
+    if settings.prompts is not None:
+        work = workloads.read_prompts(settings.prompts, settings.longest)
+        return [replace(work, name=f"{work.name}/{shape}") for shape in settings.shapes]
+    kinds = settings.kinds or (("images",) if engine.processor is not None else ("text",))
+    if "images" in kinds and engine.processor is None:
+        raise workloads.WorkError("nothing to measure: the model sees no images; leave --kinds out")
+    count = workloads.requests_at(max(settings.loads))
+    return [workloads.make_work(kind, shape, count, settings.longest) for kind in kinds for shape in settings.shapes]
+
+
+def at_loads(works: Sequence[Work], loads: Sequence[int]) -> tuple[list[Work], str]:
+    """Every workload at each load for which it has requests, and what is said of the others."""
+    cells = [work.at_load(load) for work in works for load in loads if load <= len(work.requests)]
+    missing = [load for load in loads if all(load > len(work.requests) for work in works)]
+    if not missing:
+        return cells, ""
+    fewest = min(len(work.requests) for work in works)
+    return cells, f"load {', '.join(map(str, missing))} left out: the prompts file has {fewest} requests"
+
+
+def with_ends(work: Work, engine: gen_engine.GenerationEngine) -> Work:
+    """A ragged workload with the ids that end its answers: of a prompts file the checkpoint's own."""
+    if not work.name.endswith("/ragged"):
+        return work
+    own = frozenset(engine.checkpoint.eos_ids)
+    if work.name.partition("/")[0] not in workloads.KINDS:
+        return replace(work, ends=own)
+    free = contenders.our_answers(engine, work, work.max_new_tokens)
+    return workloads.with_ends(work, [answer.ids for answer in free], own)
+
+
+@dataclass(slots=True)
+class Session:
+    """What is known of one model so far: what Ctrl-C keeps.   deadline: by time.perf_counter.
+    rows: of each workload's label."""
+
+    model: str
+    path: str
+    settings: Settings
+    progress: Progress
+    deadline: float
+    plan: Plan | None = None
+    trials: dict[Key, Trial] = field(default_factory=dict)
+    room: dict[Key, int] = field(default_factory=dict)  # bytes of the small run
+    rows: dict[str, list[Measured]] = field(default_factory=dict)
+    loads: list[tuple[str, Loaded]] = field(default_factory=list)
+    questions: list[parted.Question] = field(default_factory=list)
+    judged: dict[parted.Key, Verdict] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    dtype: str = "float32"
+    started: float = field(default_factory=time.perf_counter)
+    interrupted: bool = False
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"{self.model}: {text}")
+
+    def results(self) -> list[Result]:
+        found = []
+        for work in self.plan.works if self.plan else ():
+            rows = [row for row in self.rows.get(work.label, ()) if row.runs]
+            if rows:
+                found.append(Result(self.model, work, tuple(rows), tuple(ratios_of(work, rows, self.judged))))
+        return found
+
+
+def try_all(session: Session, group: Sequence[Contender], works: Sequence[Work]) -> list[Work]:
+    """The small run of every contender, from the smallest load on. Returns the workloads that it reached: a load whose
+    small run alone would take the time is left out."""
+    progress = session.progress
+    loads = sorted({work.load for work in works})
+    for contender in fit_for(group, works[0]):
+        progress.step(f"warm-up: {contender.name}")
+        measuring.try_once(contender, works[0])
+    tried = []
+    for number, load in enumerate(loads):
+        start = time.perf_counter()
+        for work in (work for work in works if work.load == load):
+            for contender in fit_for(group, work):
+                key = (work.label, contender.name)
+                trial, run = measuring.try_once(contender, work)
+                session.trials[key] = trial
+                session.room[key] = run.memory
+                progress.step(f"small run: {work.label}, {contender.name}: {run.seconds:.2f} s", runs=1)
+            tried.append(work)
+        if session.plan is None and session.settings.repeats is None and number + 1 < len(loads):
+            tried_seconds = time.perf_counter() - start
+            following = planning.next_trial_seconds(tried_seconds, load, loads[number + 1])
+            if following * (1 + planning.LEAST) > session.left:
+                break
+    return tried
+
+
+def judging_of(session: Session, works: Sequence[Work], engines: Sequence[Any]) -> tuple[float, int]:
+    """(seconds for judging answers that part, tokens that it reads in them). In float32 none are expected to."""
+    if session.dtype == "float32":
+        return 0.0, sys.maxsize
+    largest = max(works, key=lambda work: work.load)
+    [call] = list(largest.calls())[:1]
+    prompts = sum(len(contenders.prompt_ids(engines[0], request)) for request in call.requests)
+    firsts = [trial.first for (label, name), trial in session.trials.items() if label == largest.label and name in OURS]
+    a_token = planning.PASSES * max(firsts) / prompts
+    rows = sum(len(work.requests) for work in works)
+    everything = int(rows * (prompts / len(call.requests) + planning.LENGTHS[0]))
+    loading = 2 * session.loads[0][1].seconds
+    seconds = min(planning.JUDGING * 60 * session.settings.minutes, loading + a_token * everything)
+    return seconds, int(max(0.0, seconds - loading) / a_token)
+
+
+def plan_all(session: Session, works: Sequence[Work], engines: Sequence[Any], groups: int) -> Plan:
+    """What fits.   groups: of backends that are measured one after the other."""
+    settings = session.settings
+    judging, judged_tokens = judging_of(session, works, engines)
+    free = sum(  # of a ragged workload, a run that shows which ids end its answers
+        session.trials[(work.label, engine_name(engines[0]))].seconds(1, settings.longest)
         for work in works
-    ]
-    return Bench(tuple(results), tuple(loads), environment(), (note,) if note else ())
+        if work.name.endswith("/ragged") and work.load == max(one.load for one in works)
+    )
+    return planning.make_plan(
+        works,
+        session.trials,
+        (session.left - judging - free) / groups,
+        tokens=settings.tokens,
+        repeats=settings.repeats,
+        judging=judging,
+        judged_tokens=judged_tokens,
+    )
+
+
+def engine_name(engine: Any) -> str:
+    return GUESSING if engine.config.decoder is not None else str(engine.backend.name)
+
+
+def words_of(session: Session, plan: Plan, names: Sequence[str], groups: int) -> str:
+    """What will be done, and how long it takes in all."""
+    gone = time.perf_counter() - session.started
+    total = gone + plan.seconds * plan.repeats * groups + plan.judging
+    loads = ", ".join(str(load) for load in sorted({work.load for work in plan.works}))
+    shapes = ", ".join(dict.fromkeys(work.name for work in plan.works))
+    judging = f"; up to {plan.judging:.0f} s to judge answers that part" if plan.judging else ""
+    minutes = session.settings.minutes
+    more = (
+        "" if total <= 60 * minutes * 1.05 else f" (more than --minutes {minutes:g}: that is the least, or asked for)"
+    )
+    return (
+        f"{session.model}, {session.dtype}: about {total / 60:.1f} min in all{more}, of which {gone:.0f} s are over\n"
+        f"  {shapes} × {loads}; {', '.join(names)}; answers of {plan.tokens} tokens\n"
+        f"  {plan.repeats} rounds of {plan.seconds:.0f} s{judging}; fewer with --minutes {max(1, minutes // 2):g}"
+    )
+
+
+def measure_rounds(session: Session, plan: Plan, group: Sequence[Contender]) -> None:
+    """Round after round over all workloads, each contender in turn, until they are done or the time is over."""
+    memory = {cost.backend.partition(" ")[0]: cost.memory for _, cost in session.loads}
+    for work in plan.works:
+        rows = session.rows.setdefault(work.label, [])
+        for contender in fit_for(group, work):
+            room = session.room[(work.label, contender.name)]
+            rows.append(Measured(contender.name, [], memory[contender.name.partition(" ")[0]], room))
+    names = [contender.name for contender in group]
+    longest = 0.0
+    for number in range(1, plan.repeats + 1):
+        start = time.perf_counter()
+        for work in plan.works:
+            own = [row for row in session.rows[work.label] if row.contender in names]
+
+            def done(row: Measured, label: str = work.label, number: int = number) -> None:
+                speed = f"{row.runs[-1].speed:,.0f} tokens/s, {row.runs[-1].seconds:.2f} s"
+                session.progress.step(f"round {number} of {plan.repeats}: {label}, {row.contender}: {speed}", runs=1)
+
+            measuring.measure(fit_for(group, work), work, own, session.settings.clock, done)
+        longest = max(longest, time.perf_counter() - start)
+        is_late = longest + plan.judging > session.left
+        if is_late and not plan.asked and number < plan.repeats:
+            session.note(f"{number} of {plan.repeats} rounds: the time was over")
+            return
+
+
+def decide(session: Session, group: Sequence[Contender], engines: Sequence[Any], groups: int) -> Plan:
+    """Try everything, decide what fits, and say it."""
+    works, missing = at_loads(works_for(engines[0], session.settings), session.settings.loads)
+    if missing:
+        session.note(missing)
+    tried = try_all(session, group, works)
+    plan = plan_all(session, tried, engines, groups)
+    lost = sorted({work.load for work in works} - {work.load for work in plan.works})
+    if lost:
+        session.note(f"load {', '.join(map(str, lost))} left out: no time for it; give more --minutes")
+    session.progress.say(words_of(session, plan, [contender.name for contender in group], groups))
+    return replace(plan, works=with_all_ends(plan.works, engines[0]))
+
+
+def bench_model(session: Session) -> None:
+    """Every workload on one model: backends side by side if memory allows it, else one after the other."""
+    settings, progress = session.settings, session.progress
+    together = fits_side_by_side(session.path, len(settings.backends))
+    groups = groups_of(settings.backends, together=together)
+    if not together:
+        session.note("too large for two backends side by side; measured one after the other")
+    for backends in groups:
+        progress.step(f"{session.model}: load {', '.join(backends)}")
+        with opened(session.path, backends, settings) as pairs:
+            engines = [engine for engine, _ in pairs]
+            session.loads += [(session.model, cost) for _, cost in pairs]
+            session.dtype = str(engines[0].checkpoint.dtype).removeprefix("torch.")
+            group = [c for engine in engines for c in contenders.contenders(engine, raw=settings.raw)]
+            if session.plan is None:
+                session.plan = decide(session, group, engines, len(groups))
+            else:
+                try_all(session, group, session.plan.works)
+            measure_rounds(session, session.plan, group)
+            ask_referee(session, session.plan, engines)
+    if session.questions:
+        progress.step(f"{session.model}: float32 reads answers that part")
+    session.judged = parted.judge_questions(session.questions, session.path, session.dtype)
+
+
+def with_all_ends(works: Sequence[Work], engine: gen_engine.GenerationEngine) -> tuple[Work, ...]:
+    """The same ends at each load: those of the greatest."""
+    ends: dict[str, frozenset[int]] = {}
+    for work in sorted(works, key=lambda work: -work.load):
+        if work.name not in ends:
+            ends[work.name] = with_ends(work, engine).ends
+    return tuple(replace(work, ends=ends[work.name]) for work in works)
+
+
+def ask_referee(session: Session, plan: Plan, engines: Sequence[Any]) -> None:
+    """Read answers that part through the engines that are loaded."""
+    counts = [len(questions_of(plan.works, session.rows, engine, 0)) for engine in engines]
+    for engine in engines:
+        for question in questions_of(plan.works, session.rows, engine, plan.judged_tokens // max(1, sum(counts))):
+            session.progress.step(f"{session.model}: {question.contender} reads answers that part")
+            parted.read_new(question, engine)
+            session.questions.append(question)
+
+
+def finish(session: Session) -> None:
+    """Measure; what Ctrl-C leaves is kept."""
+    try:
+        bench_model(session)
+    except KeyboardInterrupt:
+        session.interrupted = True
+        session.note("stopped by Ctrl-C; what was measured until then is here, not judged where answers part")
 
 
 # == The command ==
@@ -521,44 +520,79 @@ def words(text: str, known: Sequence[str], flag: str) -> tuple[str, ...]:
     return given
 
 
+def loads_in(text: str) -> tuple[int, ...]:
+    """ "1,16" -> (1, 16). Raises WorkError."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise workloads.WorkError(f"--load {text}: expected numbers of requests, such as {LOADS}")
+    return tuple(sorted(set(map(int, parts))))
+
+
 def settings_of(args: argparse.Namespace) -> Settings:
-    for flag in ("repeats", "requests", "max_new_tokens", "batch"):
-        if getattr(args, flag) < 1:
-            raise workloads.WorkError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be 1 or more")
+    for flag in ("repeats", "max_new_tokens", "minutes"):
+        value = getattr(args, flag)
+        if value is not None and not value > 0:
+            raise workloads.WorkError(f"--{flag.replace('_', '-')} is {value}; it must be more than 0")
     backends = words(args.backends, BACKENDS, "--backends")
     if args.guess and "hf" not in backends:
         raise workloads.WorkError("--guess is told against hf, which --backends leaves out; add it")
+    loads = loads_in(args.load)
+    shapes = words(args.workload, workloads.SHAPES, "--workload")
     engine: dict[str, Any] = {name: getattr(args, name) for name in ("dtype", "max_model_len") if getattr(args, name)}
-    engine["max_batch_size"] = args.batch
+    engine["max_batch_size"] = max(loads)
     if args.blocks:
         engine["vllm_kwargs"] = {"num_gpu_blocks_override": args.blocks}
     if args.prompts is not None:
-        workloads.read_prompts(args.prompts, args.max_new_tokens)  # a bad file is said before a model is loaded
+        if {"shared", "repeated"} & set(shapes) or args.kinds:
+            raise workloads.WorkError("--prompts: its requests are even or ragged; leave out --kinds, shared, repeated")
+        workloads.read_prompts(args.prompts, 1)  # a bad file is said before a model is loaded
     return Settings(
         backends=backends + ((GUESSING,) if args.guess else ()),
-        kinds=words(args.kinds, workloads.KINDS, "--kinds"),
-        shapes=words(args.workload, workloads.SHAPES, "--workload"),
+        loads=loads,
+        kinds=words(args.kinds, workloads.KINDS, "--kinds") if args.kinds else None,
+        shapes=shapes,
         prompts=args.prompts,
-        requests=args.requests,
-        max_new_tokens=args.max_new_tokens,
+        tokens=args.max_new_tokens,
         repeats=args.repeats,
+        minutes=args.minutes,
         raw=args.raw,
-        batch=args.batch,
         clock=args.clock,
         guess=args.guess,
-        ignore_eos=args.ignore_eos,
         engine=engine,
     )
 
 
-def joined(parts: Sequence[Bench], clock: str) -> Bench:
+def joined(sessions: Sequence[Session], clock: str) -> Bench:
+    repeats = max((len(m.runs) for s in sessions for rows in s.rows.values() for m in rows), default=0)
+    notes = [note for session in sessions for note in session.notes]
+    if repeats > 1:
+        chance = 100 * coverage(repeats)
+        notes.append(f"a range of {repeats} ratios holds their true median with a probability of {chance:.0f} %")
     return Bench(
-        tuple(result for part in parts for result in part.results),
-        tuple(load for part in parts for load in part.loads),
-        parts[-1].environment,
-        tuple(note for part in parts for note in part.notes),
+        tuple(result for session in sessions for result in session.results()),
+        tuple(load for session in sessions for load in session.loads),
+        environment(),
+        tuple(notes),
         clock,
+        measuring.accelerator() is not None,
+        any(session.interrupted for session in sessions),
     )
+
+
+def measure_models(models: Sequence[str], settings: Settings, progress: Progress) -> list[Session]:
+    """Each model gets an equal share of the time that is left."""
+    sessions: list[Session] = []
+    end = time.perf_counter() + 60 * settings.minutes
+    for number, model in enumerate(models):
+        now = time.perf_counter()
+        share = (end - now) / (len(models) - number)
+        with checkpoint(model) as path:
+            session = Session(model, path, settings, progress, now + share)
+            sessions.append(session)
+            finish(session)
+        if session.interrupted:
+            break
+    return sessions
 
 
 def run(args: argparse.Namespace) -> int:
@@ -571,23 +605,19 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"parity bench: could not run: {error}", file=sys.stderr)
         return FAILED
-    parts = []
-    try:
-        from tqdm import tqdm
-
-        with tqdm(desc="bench", unit="run", disable=None, leave=False) as bar:
-            for model in args.model:
-                with checkpoint(model) as path:
-                    parts.append(bench_model(model, path, settings, bar))
-    except failures as error:
-        print(f"parity bench: could not run: {error}", file=sys.stderr)
-        return FAILED
-    bench = joined(parts, settings.clock)
-    if not bench.results:
-        print("parity bench: nothing to measure: the model sees no pictures; leave --kinds out", file=sys.stderr)
-        return USAGE
+    with contextlib.closing(Progress()) as progress:
+        progress.say(f"parity bench: at most {settings.minutes:g} minutes; loads, tries a few tokens, says what fits")
+        try:
+            sessions = measure_models(args.model, settings, progress)
+        except workloads.WorkError as error:
+            progress.say(f"parity bench: {error}")
+            return USAGE
+        except failures as error:
+            progress.say(f"parity bench: could not run: {error}")
+            return FAILED
+    bench = joined(sessions, settings.clock)
     print(bench_report.table(bench))
-    if args.out is not None:
+    if args.out is not None and bench.results:
         for file in bench_report.write(bench, args.out):
             print(f"written: {file}")
     return bench.exit_code
@@ -602,39 +632,40 @@ def add_bench(subparsers: Any) -> None:
         epilog="example: python -m parity bench --model Qwen/Qwen3-0.6B --backends hf,vllm --raw --out bench/",
     )
     add = parser.add_argument
+    made = " and ".join(workloads.MADE)
+    shapes = ", ".join(workloads.SHAPES)
     add(
         "--model",
         action="append",
         required=True,
         metavar="M",
-        help=f"a checkpoint; may stand several times; {' and '.join(workloads.MADE)} are made on the spot",
+        help=f"a checkpoint; may stand several times; {made} are made on the spot",
     )
     add("--backends", default="hf,vllm", metavar="A,B", help="default hf,vllm")
+    add("--raw", action="store_true", help="the plain libraries, too: model.generate, generate_batch, LLM.generate")
+    add(
+        "--minutes",
+        type=float,
+        default=10.0,
+        metavar="N",
+        help="in all, with loading and judging (default 10): fewer rounds, shorter answers, smaller loads fit into it",
+    )
+    add("--load", default=LOADS, metavar="A,B", help=f"requests in one call (default {LOADS})")
     add(
         "--prompts",
         type=Path,
         metavar="F.jsonl",
         help='your own requests, one a line: {"messages": [...]}, {"prompt": "..."} or a JSON string',
     )
-    add("--raw", action="store_true", help="the plain libraries, too: model.generate, LLM.generate, LLM.chat")
     add(
         "--workload",
-        default=",".join(workloads.SHAPES),
+        default="even",
         metavar="A,B",
-        help=f"of {', '.join(workloads.SHAPES)}; default all",
+        help=f"of {shapes}; default even: answers of equal length. ragged, of a prompts file: they end where they end",
     )
-    add("--kinds", default=",".join(workloads.KINDS), metavar="A,B", help="text, pictures; default what the model can")
-    add("--requests", type=int, default=32, metavar="N", help="in each workload (default 32)")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="the longest answer (default 128)")
-    add("--ignore-eos", action="store_true", help="with --prompts: every answer is as long as --max-new-tokens")
-    add("--repeats", type=int, default=3, metavar="N", help="measured runs after one to warm up (default 3)")
-    add(
-        "--batch",
-        type=int,
-        default=64,
-        metavar="N",
-        help="rows at a time on transformers, ours and its own (default 64)",
-    )
+    add("--kinds", metavar="A,B", help="text, images; default images where the model sees them, else text")
+    add("--max-new-tokens", type=int, metavar="N", help="answer tokens (default what fits, at most 128)")
+    add("--repeats", type=int, metavar="N", help="rounds, whatever time they take (default what fits, 3 to 10)")
     add(
         "--clock",
         choices=tuple(CLOCKS),
@@ -645,5 +676,5 @@ def add_bench(subparsers: Any) -> None:
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     add("--max-model-len", type=int, metavar="N", help="default: the checkpoint's")
     add("--blocks", type=int, metavar="N", help="vLLM's num_gpu_blocks_override: a small cache for a small model")
-    add("--out", type=folder_to_write, metavar="DIR", help="write bench.json and bench.png there")
+    add("--out", type=folder_to_write, metavar="DIR", help="write bench.json, bench.csv and bench.png there")
     parser.set_defaults(run=run)  # fmt: skip

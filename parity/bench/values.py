@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parity.bench.workloads import Ids, Work
 
 DIFFER = 1  # the exit code of a run whose answers differ by more than rounding
+INTERRUPTED = 130  # of a run that was stopped by Ctrl-C, as shells have it
+OURS = ("hf", "vllm", "hf guessing")
 
 # Names of verdicts.
 IDENTICAL = "IDENTICAL"
@@ -31,8 +34,18 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """What one call gave.   first, last: when this process held the first and the last token of each
+    request, seconds since the call began; in any order, empty where that cannot be seen."""
+
+    answers: list[Answer]
+    first: list[float]
+    last: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading a backend cost. seconds: without the libraries' import.   memory: bytes of RSS that came with it."""
+    """What loading a backend cost. seconds: without the libraries' import.   memory: bytes that came with it."""
 
     backend: str
     seconds: float
@@ -40,43 +53,73 @@ class Loaded:
     memory: int
 
 
-@dataclass(slots=True)
-class Measured:
-    """One contender on one workload. full, first: seconds of each repeat, with all tokens and with one.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a contender over a workload's requests.   seconds: of its calls.   first, last: see Answered.
+    memory: bytes that were in use at its peak and not before it."""
 
-    peak: bytes of RSS of the whole process, other backends included.   same: whether its own repeats agree.
-    """
-
-    contender: str
-    answers: list[Answer] = field(default_factory=list)
-    full: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    peak: int = 0
-    same: bool = True
+    answers: tuple[Answer, ...]
+    seconds: float
+    first: tuple[float, ...]
+    last: tuple[float, ...]
+    memory: int
 
     @property
     def tokens(self) -> int:
         return sum(len(answer.ids) for answer in self.answers)
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum(len(answer.prompt_ids or ()) for answer in self.answers)
+    def speed(self) -> float:
+        """Answer tokens a second, the prompts' time included."""
+        return self.tokens / self.seconds
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that `share` of them do not exceed; None of none."""
+    if not values:
+        return None
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+@dataclass(slots=True)
+class Measured:
+    """One contender on one workload.   loaded: bytes that loading its backend took.   room: bytes of the warm-up's
+    peak: what a process took once it often keeps."""
+
+    contender: str
+    runs: list[Run] = field(default_factory=list)
+    loaded: int = 0
+    room: int = 0
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        return self.runs[0].answers
+
+    @property
+    def same(self) -> bool:
+        """Whether its runs agree."""
+        return all([a.ids for a in run.answers] == [a.ids for a in self.answers] for run in self.runs)
+
+    @property
+    def tokens(self) -> int:
+        return self.runs[0].tokens
 
     @property
     def speeds(self) -> list[float]:
-        """Tokens a second of each repeat, prefill included."""
-        return [self.tokens / seconds for seconds in self.full]
+        return [run.speed for run in self.runs]
 
     @property
-    def prefill_speed(self) -> float:
-        return self.prompt_tokens / statistics.median(self.first)
+    def memory(self) -> int:
+        """Bytes of its backend: loaded, and at the highest peak of a run."""
+        return self.loaded + max(self.room, *(run.memory for run in self.runs))
 
-    @property
-    def decode_speed(self) -> float | None:
-        """Tokens after the first a second, or None where there are none, or too few to be seen."""
-        seconds = statistics.median(self.full) - statistics.median(self.first)
-        later = self.tokens - len(self.answers)
-        return later / seconds if later and seconds > 0 else None
+    def first_token(self, share: float) -> float | None:
+        """A percentile of seconds to the first token, over the requests of all runs."""
+        return percentile([seconds for run in self.runs for seconds in run.first], share)
+
+    def whole(self, share: float) -> float | None:
+        """A percentile of seconds to the last token."""
+        return percentile([seconds for run in self.runs for seconds in run.last], share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +136,14 @@ class Verdict:
         """Whether a ratio would compare different work. Rounding, and what cannot be told, is no fault."""
         return self.name in FAULTS
 
-    def __str__(self) -> str:
-        if self.name == IDENTICAL:
-            return f"{self.name}, {self.rows} of {self.rows} rows"
-        parted = f"{self.name}, {self.rows - self.equal} of {self.rows} rows part"
-        return parted if self.name in (ROUNDING, PARTED) or not self.why else f"{parted}; {self.why}"
+    @property
+    def parted(self) -> str:
+        return f"{self.rows - self.equal} of {self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """contender's tokens a second ÷ against's, repeat by repeat; empty where the answers differ by a fault.
+    """contender's tokens a second ÷ against's, run by run; empty where the answers differ by a fault.
     tokens: what either gave. Where answers part their lengths may, too: each is counted by its own tokens."""
 
     contender: str
@@ -112,14 +153,28 @@ class Ratio:
     tokens: tuple[int, int] = (0, 0)
 
     @property
+    def row(self) -> str:
+        """The contender beside which a table has it: each has one at most."""
+        return self.contender if self.against in OURS else self.against
+
+    @property
     def has_winner(self) -> bool:
-        """Whether all repeats agree which of the two is faster."""
+        """Whether all runs agree which of the two is faster."""
         return bool(self.values) and not min(self.values) <= 1 <= max(self.values)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+def coverage(repeats: int) -> float:
+    """How probably the range of so many ratios holds their true median: all lie on one side of it by chance else."""
+    return 1 - 0.5 ** (repeats - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One workload on one model."""
+    """One workload at one load on one model."""
 
     model: str
     work: Work
@@ -130,17 +185,24 @@ class Result:
     def differs(self) -> bool:
         return any(ratio.verdict.is_fault for ratio in self.ratios) or any(not m.same for m in self.measured)
 
+    def ratio_beside(self, contender: str) -> Ratio | None:
+        return next((ratio for ratio in self.ratios if ratio.row == contender), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A whole run, for the reports."""
+    """A whole run, for the reports.   on_accelerator: whose memory it is, the process's else."""
 
     results: tuple[Result, ...]
     loads: tuple[tuple[str, Loaded], ...]  # (model, what loading it cost)
     environment: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     clock: str = "wall"
+    on_accelerator: bool = False
+    interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
+        if self.interrupted:
+            return INTERRUPTED
         return DIFFER if any(result.differs for result in self.results) else 0

@@ -1,9 +1,11 @@
 """What `parity bench` lets models work on: requests, how long the answers may be, and which ids end them.
 
-    text or pictures  x  even      every answer has the same length
-                         ragged    answers of very different lengths
-                         shared    even, and every prompt begins with the same long instruction (or picture)
-                         repeated  even, and each request stands there four times
+    text or images  x  even      every answer has the same length
+                       ragged    answers of very different lengths
+                       shared    even, and every prompt begins with the same long instruction (or image)
+                       repeated  even, and each request stands there four times
+
+at a load: so many requests are given to a contender in one call, and the next ones when all of these are answered.
 
 The questions are those of parity/models/tasks.py, or the lines of a prompts file. Any model can take them: where its
 own answers are not ragged, ids that it often says are made ends, until they are.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +24,10 @@ from typing import Any
 
 from parity.models.tasks import Task, text_tasks, vision_tasks
 
-KINDS = ("text", "pictures")
+KINDS = ("text", "images")
 SHAPES = ("even", "ragged", "shared", "repeated")
 TIMES = 4  # a repeated request stands there
+FEWEST = 4  # requests at a load below it: one after the other
 SHORTEST = 8  # tokens of a ragged answer
 RAGGED_MEAN = 0.3  # of the longest answer, on average
 INSTRUCTION = "Read the question, think of what is asked, and give one short answer in plain words. "
@@ -46,37 +50,56 @@ class WorkError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Work:
     """Requests, and when their answers end: at an id of `ends`, or after max_new_tokens. The checkpoint's own ends are
-    in `ends` or do not count."""
+    in `ends` or do not count.   load: requests in one call."""
 
     name: str
     requests: tuple[Request, ...]
     max_new_tokens: int
     ends: frozenset[int] = frozenset()
+    load: int = 1
 
     @property
-    def has_pictures(self) -> bool:
-        return any(pictures_of(request) for request in self.requests)
+    def label(self) -> str:
+        return f"{self.name} × {self.load}"
+
+    def at_load(self, load: int) -> Work:
+        """Its first requests, in whole calls."""
+        count = min(len(self.requests), requests_at(load)) // load * load
+        return replace(self, load=load, requests=self.requests[:count])
+
+    def with_length(self, tokens: int) -> Work:
+        return replace(self, max_new_tokens=tokens)
+
+    def calls(self) -> Iterator[Work]:
+        """One call's requests at a time."""
+        for start in range(0, len(self.requests), self.load):
+            yield replace(self, requests=self.requests[start : start + self.load])
 
     @property
-    def is_chat(self) -> bool:
-        return all("messages" in request for request in self.requests)
+    def has_images(self) -> bool:
+        return any(images_of(request) for request in self.requests)
 
 
-def pictures_of(request: Request) -> list[Any]:
-    """A request's pictures, in order: of parts {"type": "image", "image": PATH or PIL image}."""
+def requests_at(load: int) -> int:
+    """How many there are at a load: whole calls, and at least FEWEST."""
+    return load * math.ceil(FEWEST / load)
+
+
+def images_of(request: Request) -> list[Any]:
+    """A request's images, in order: of parts {"type": "image", "image": PATH or PIL image}."""
     contents = [message.get("content") or "" for message in request.get("messages") or ()]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["image"] for part in parts if part["type"] != "text"]
 
 
 def is_plain(task: Task) -> bool:
-    """Whether every door takes it: LLM.chat has one list of tools and one thinking switch for a whole batch."""
+    """Whether plain code renders it with nothing but its messages."""
     return not task.tools and not task.enable_thinking
 
 
 def tasks_of(kind: str, count: int) -> list[Task]:
     many = text_tasks(4 * count + 64) if kind == "text" else vision_tasks(2 * count + 12)
-    fit = [task for task in many if is_plain(task) and (kind == "pictures") == bool(pictures_of(request_of(task)))]
+    fit = [task for task in many if is_plain(task) and (kind == "images") == bool(images_of(request_of(task)))]
     unlike = {repr(task.messages) if kind == "text" else number: task for number, task in enumerate(fit)}
     return list(unlike.values())[:count]  # equal requests are answered once by us: only "repeated" may hold some
 
@@ -86,8 +109,8 @@ def request_of(task: Task) -> Request:
 
 
 def with_shared_start(kind: str, tasks: Sequence[Task]) -> Iterator[Request]:
-    """Every chat behind one long instruction; with pictures, every question about one picture."""
-    first = pictures_of(request_of(tasks[0]))[0] if kind == "pictures" else None
+    """Every chat behind one long instruction; with images, every question about one image."""
+    first = images_of(request_of(tasks[0]))[0] if kind == "images" else None
     for number, task in enumerate(tasks):
         if first is None:
             turns = [message for message in task.messages if message["role"] != "system"]
@@ -103,7 +126,8 @@ def make_work(kind: str, shape: str, count: int, max_new_tokens: int) -> Work:
     if shape == "shared":
         requests = tuple(with_shared_start(kind, tasks))
     else:
-        requests = tuple(map(request_of, tasks)) * (TIMES if shape == "repeated" else 1)
+        times = TIMES if shape == "repeated" else 1
+        requests = tuple(request_of(task) for task in tasks for _ in range(times))
     return Work(f"{kind}/{shape}", requests, max_new_tokens)
 
 
@@ -144,7 +168,7 @@ def read_line(number: int, line: str, file: Path) -> Request:
             raise WorkError('it is no request; write {"messages": [...]}, {"prompt": "..."} or a string')
         for part in image_parts_of(request):
             part["image"] = Path(part["image"])  # the file is the user's own: so is what it names
-        kind = engine.VlmGenerationRequest if pictures_of(request) else engine.TextGenerationRequest
+        kind = engine.VlmGenerationRequest if images_of(request) else engine.TextGenerationRequest
         kind(**request)
     except (engine.GenEngineError, KeyError, TypeError, ValueError) as error:
         raise WorkError(f"{file}, line {number}: {error}") from error
@@ -161,7 +185,7 @@ def image_parts_of(request: Request) -> list[dict[str, Any]]:
 
 def read_prompts(file: Path, max_new_tokens: int) -> Work:
     """One request a line: {"messages": [...]}, {"prompt": "..."}, {"prompt_token_ids": [...]}, or a JSON string.
-    Pictures are parts {"type": "image", "image": "path"} of messages. Raises WorkError."""
+    Images are parts {"type": "image", "image": "path"} of messages. Raises WorkError."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,6 @@ written), 5 nothing compared.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import importlib
 import os
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 
 import gen_engine
 from parity.environment import libraries
-from parity.goldens.safe_text import say
+from parity.goldens.safe_text import forget_stdout, say
 from parity.goldens.store import GoldenError, SettingsError
 
 GENERATE = "parity.cli.shell:add_generate"
@@ -189,8 +188,12 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def print_error(program: str, error: Exception) -> None:
-    """What went wrong, with nothing in it that a terminal or a CI log would obey."""
-    say(f"{program}: {error}", sys.stderr)
+    """What went wrong, with nothing in it that a terminal or a CI log would obey. Where it cannot be
+    written, the exit code says so alone."""
+    try:
+        say(f"{program}: {error}", sys.stderr)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
 def run(program: Program, argv: Sequence[str] | None) -> int:
@@ -235,16 +238,9 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         if name := absent_argument(error, args):
             print_error(program, ValueError(f"there is no file {name}; check its path"))
             return USAGE
-        with contextlib.suppress(OSError):
-            print_error(program, error)
+        print_error(program, error)
         try:
             sys.stdout.flush()
         except OSError:  # a full disk
             forget_stdout()
         return CANNOT
-
-
-def forget_stdout() -> None:
-    """Where nothing can be written: Python flushes it once more when it ends, and would end with
-    another exit code."""
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process

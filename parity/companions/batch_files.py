@@ -25,6 +25,7 @@ import argparse
 import array
 import contextlib
 import dataclasses
+import enum
 import errno
 import functools
 import hashlib
@@ -66,6 +67,8 @@ CHUNK = 3072  # lines in work at most
 PARTS = 3  # of a chunk, which are read one at a time while others are in work
 PART_BYTES = 128 << 20  # of text and decoded images, at which a part ends early
 SUSPECTS = 64  # a chunk ÷ this: lines in work of those among which a process has died
+MOST_IN_WORK = 10_000_000  # no process has so many lines in work
+MOST_ALONE = 3  # deaths with no line beside it, each at once after the model was loaded
 SYNC_SECONDS = 1.0  # between two syncs of the log: what a power cut costs; a kill costs none
 MINUTE = 60.0  # seconds between two progress lines, where there is no terminal
 FIRST_LINES = 20  # checked before the model is loaded; if all of them are bad, nothing is begun
@@ -297,6 +300,10 @@ def lock(file: IO[bytes], path: Path) -> None:
         raise in_use  # a start that failed has just removed it
 
 
+def not_a_file(path: Path) -> ge.OptionError:
+    return ge.OptionError(f"{path} is no regular file", fix="remove it, or name another OUT")
+
+
 class LineFile(contextlib.AbstractContextManager["LineFile"]):
     """A file that only grows, by whole lines. First it is read; a last line that a killed process
     has torn is cut off then.   end: of the last whole line."""
@@ -308,6 +315,9 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         with disk_errors(path):
             is_new = not path.exists()
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                os.close(handle)
+                raise not_a_file(path)
             self.file = os.fdopen(handle, "r+b", buffering=0)
             if is_new:
                 sync_folder(path)
@@ -326,6 +336,10 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
             with disk_errors(self.path):
                 self.file.truncate(self.end)
         self._synced = self.end
+
+    def beginning(self, most: int) -> bytes:
+        with open(self.path, "rb") as file:
+            return file.read(most)
 
     def append(self, data: bytes) -> int:
         """Returns the offset of `data`. All of it is in the file afterwards, or none of it."""
@@ -354,6 +368,24 @@ class LineFile(contextlib.AbstractContextManager["LineFile"]):
         self.file.close()
 
 
+class Turn(enum.Enum):
+    """When a line is answered, in this order.
+    RETRIED: one that was alone at a death, again alone; if it is not deadly it is over then.
+    GROUPED: among which one process has died, some at a time, so that the next death leaves few.
+    NEW: all others.   ALONE: among which several have died, one at a time."""
+
+    RETRIED = 0
+    GROUPED = 1
+    NEW = 2
+    ALONE = 3
+
+    def most(self, chunk: int) -> int:
+        """Lines in work at most."""
+        if self is Turn.NEW:
+            return chunk
+        return max(1, chunk // SUSPECTS) if self is Turn.GROUPED else 1
+
+
 @dataclass
 class Deaths:
     """How many processes died while a line was in work; and with no other line beside it."""
@@ -363,7 +395,18 @@ class Deaths:
 
     @property
     def is_deadly(self) -> bool:
-        return self.count > 1 and self.alone > 0
+        """Whether the line is given up. That somebody kills processes while it is tried, so many
+        times one after the other, is no chance."""
+        return self.alone >= MOST_ALONE
+
+    @property
+    def turn(self) -> Turn:
+        if self.alone:
+            return Turn.RETRIED
+        return Turn.ALONE if self.count > 1 else Turn.GROUPED
+
+
+HEX = re.compile(rb"[0-9a-f]*")
 
 
 class Log(contextlib.AbstractContextManager["Log"]):
@@ -432,6 +475,9 @@ class Log(contextlib.AbstractContextManager["Log"]):
             raise ge.OptionError(problem, fix=fix)
 
     def _read(self) -> None:
+        head = self._file.beginning(80)
+        if not (HEX.fullmatch(head[:8]) and b" run {".startswith(head[8:14])):
+            raise self._no_log(head)  # or a torn line of another's file would be cut off
         garbled = 0
         for offset, line in self._file.read():
             text = line[9:-1]
@@ -535,7 +581,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
         return self._reader.readline().split(b" ", 4)[4]
 
     def _remove_unbegun(self) -> None:
-        if self.is_empty:
+        if os.fstat(self._file.file.fileno()).st_size == 0:
             self.path.unlink(missing_ok=True)
 
     def __exit__(self, *exc: object) -> None:
@@ -567,14 +613,20 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 class InWork(contextlib.AbstractContextManager["InWork"]):
     """OUT.at: the first and the last of the lines in work. Left behind by a process that is killed,
-    and then a record of the log. Not synced: it has to outlive the process, not the machine."""
+    and then a record of the log. Not synced: it has to outlive the process, not the machine.
+
+    A line that is read is not in work while the model is loaded: nothing is run for it."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self._path = path
         self._numbers: dict[int, None] = {}  # in work, ascending
+        self._unread: dict[int, None] = {}  # of these, the ones that are being read
+        self._is_loading = False
         self._bounds = (0, 0)  # as they are written
         self._lock = threading.Lock()  # parts are read in a thread
-        if path.exists():
+        if os.path.lexists(path):
+            if not stat.S_ISREG(os.lstat(path).st_mode):  # another file would be written over
+                raise not_a_file(path)
             self._note_deaths(path, log)
         with disk_errors(path):
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
@@ -584,26 +636,52 @@ class InWork(contextlib.AbstractContextManager["InWork"]):
         if bounds is None:  # it had none in work, or died while it wrote this
             return
         numbers = range(int(bounds[1]), int(bounds[2]) + 1)
+        if numbers.stop - numbers.start > MOST_IN_WORK:  # a disk has garbled it
+            return
         died = [number for number in numbers if not log.is_answered(number)]
         if died:
             log.add_deaths(died)
 
     def add(self, number: int) -> None:
+        """A line is in work, and is being read."""
         with self._lock:
             self._numbers[number] = None
+            self._unread[number] = None
+            self._write()
+
+    def note_read(self, number: int) -> None:
+        with self._lock:
+            self._unread.pop(number)
             self._write()
 
     def remove(self, number: int) -> None:
         with self._lock:
             self._numbers.pop(number)
+            self._unread.pop(number, None)
+            self._write()
+
+    @contextlib.contextmanager
+    def while_loading(self) -> Iterator[None]:
+        """The model is loaded: of what the process dies meanwhile is the fault of no line that is
+        read."""
+        self._set_loading(True)
+        try:
+            yield
+        finally:
+            self._set_loading(False)
+
+    def _set_loading(self, is_loading: bool) -> None:
+        with self._lock:
+            self._is_loading = is_loading
             self._write()
 
     def _write(self) -> None:
-        bounds = next(iter(self._numbers), 0), next(reversed(self._numbers), 0)
+        numbers = self._unread if self._is_loading else self._numbers
+        bounds = next(iter(numbers), 0), next(reversed(numbers), 0)
         if bounds == self._bounds or self._file.closed:
             return
         self._bounds = bounds
-        text = b"%d %d" % bounds if self._numbers else b""
+        text = b"%d %d" % bounds if numbers else b""
         with disk_errors(self._path):
             self._file.seek(0)
             self._file.write(text.ljust(48))
@@ -1229,30 +1307,28 @@ class Run:
     def answer(
         self, wanted: bytearray, reader: batch_lines.Reader, answering: Answering, chunk: int
     ) -> None:
-        """Answer the lines that are wanted. Those among which a process has died come first, some
-        at a time, so that the next death leaves few; those among which several died come last, one
-        at a time."""
+        """Answer the lines that are wanted, each in its turn."""
         deaths = dict(self.log.deaths)
-        passes = [(1, max(1, chunk // SUSPECTS)), (0, chunk), (2, 1)]
         try:
-            for count, most in passes:
-                if count and not deaths:
+            for turn in Turn:
+                if turn is not Turn.NEW and not deaths:
                     continue
-                is_wanted = functools.partial(self._is_wanted, wanted, deaths, count)
+                most = turn.most(chunk)
+                is_wanted = functools.partial(self._is_wanted, wanted, deaths, turn)
                 parts = self._read(is_wanted, reader, deaths, part_of(most))
-                answering.run(Parts(parts, ahead=not count), most)
+                answering.run(Parts(parts, ahead=turn is Turn.NEW), most)
         except BaseException:
             with contextlib.suppress(ge.GenEngineError):  # of a disk that fails, which is known
                 self.flush()
             raise
 
     def _is_wanted(
-        self, wanted: bytearray, deaths: Mapping[int, Deaths], count: int, number: int
+        self, wanted: bytearray, deaths: Mapping[int, Deaths], turn: Turn, number: int
     ) -> bool:
-        """Whether a pass answers a line.   count: how many processes died at it; 2 is any more."""
+        """Whether a line is answered in a turn."""
         if number < len(wanted) and not wanted[number]:
             return False
-        return min(deaths[number].count, 2) == count if number in deaths else not count
+        return turn is (deaths[number].turn if number in deaths else Turn.NEW)
 
     def _read(
         self,
@@ -1270,9 +1346,12 @@ class Run:
             self.in_work.add(number)
             death = deaths.get(number, Deaths())
             if death.is_deadly:
-                item = reader.deadly_item(number, record, death.count, read_id=death.alone < 3)
+                item = reader.deadly_item(
+                    number, record, death.count, read_id=death.alone == MOST_ALONE
+                )
             else:
                 item = reader.item(number, record)
+            self.in_work.note_read(number)
             part.append(item)
             size += item.size
             if len(part) == count or size > PART_BYTES:
@@ -1368,8 +1447,9 @@ def answer_file(  # noqa: PLR0913 - what the command takes
         meter = stack.enter_context(contextlib.closing(Meter(sum(wanted), progress)))
 
         def open_engine() -> Any:
-            engine = model if is_engine(model) else stack.enter_context(ge.load(config))
-            log.check_engine(engine_identity(engine))
+            with in_work.while_loading():
+                engine = model if is_engine(model) else stack.enter_context(ge.load(config))
+                log.check_engine(engine_identity(engine))
             meter.begin()
             return engine
 
@@ -1403,34 +1483,42 @@ def from_json(text: str, what: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM stop a run as Ctrl-C does, so that it is not taken for a death."""
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does, so that they are not taken for a death.
+    One that is ignored, as `nohup` does, stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(signum: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signum)
 
-    old = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    old = {number: signal.getsignal(number) for number in numbers}
+    old = {number: how for number, how in old.items() if how not in (None, signal.SIG_IGN)}
+    for number in old:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, how in old.items():
+            signal.signal(number, how)
 
 
 def may_pass(error: Exception) -> bool:
     """Whether the same command may succeed later: the disk, a lock, the memory, a broken engine."""
     if isinstance(error, ge.LoadError):
         return error.__cause__ is not None and ge.is_oom(error.__cause__)
-    return isinstance(error, (ge.EngineError, OSError))
+    if isinstance(error, OSError):
+        return error.errno not in LASTING
+    return isinstance(error, ge.EngineError)
 
 
 def run_batch(args: argparse.Namespace) -> int:
     """0 all lines answered, 1 some failed, 2 what no repeated command mends, 3 stopped by
-    something that the same command may outlive, 130 interrupted."""
+    something that the same command may outlive; 128 + the signal that stopped it."""
     try:
-        with interrupted_by_sigterm():
+        with interrupted_by_signals():
             summary = answer_file(
                 args.input,
                 args.output,
@@ -1443,9 +1531,9 @@ def run_batch(args: argparse.Namespace) -> int:
                 any_path=args.any_path,
                 prompt_field=args.prompt_field,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         tell("batch: stopped; the same command continues")
-        return 130
+        return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
     except (ge.GenEngineError, OSError) as error:
         tell(f"batch: {batch_lines.without_addresses(str(error))}")
         return 3 if may_pass(error) else 2

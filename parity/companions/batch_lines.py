@@ -332,7 +332,9 @@ def parse_record(record: Any) -> dict[str, Any]:
         problem = f"the line has more than {MOST_LINE} bytes"
         raise ge.RequestError(problem, fix="name images by their paths")
     try:
-        value = json.loads(record.decode("utf-8-sig"))
+        value = json.loads(record.decode("utf-8-sig"), object_pairs_hook=object_of)
+    except ge.RequestError:
+        raise
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} is no UTF-8"
         raise not_json(record, problem, "write the file as UTF-8") from error
@@ -341,6 +343,17 @@ def parse_record(record: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ge.RequestError(f"the line is {type(value).__name__}", fix=OBJECT)
     return value
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises RequestError for a name that stands in it twice: one of the two
+    would be lost."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ge.RequestError(f"{name[:80]!r} stands twice in an object", fix="leave one out")
+        fields[name] = value
+    return fields
 
 
 def is_torn(record: Any) -> bool:

@@ -86,7 +86,7 @@ def searched_by_hf(
         pads = longest - len(prompt.token_ids)
         rows.append([about["pad_token_id"]] * pads + list(prompt.token_ids))
         masks.append([0] * pads + [1] * len(prompt.token_ids))
-    with engine.backend.in_eval_mode():
+    with engine.backend.isolated():
         sequences = model.generate(
             input_ids=torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(masks, device=model.device),

@@ -554,7 +554,7 @@ def shared_reads(backend: Any, reads: Sequence[Read], prefix: Ids) -> list[Value
     previous = backend.adapter
     try:
         backend.adapt(first.adapter)
-        with ge.lazy_import("torch").no_grad(), backend.in_eval_mode():
+        with ge.lazy_import("torch").no_grad(), backend.isolated():
             values = over_prefix(backend, reads, shared, stack_rows)
             return [values[place] for place in range(len(reads))]
     except (RuntimeError, MemoryError) as error:

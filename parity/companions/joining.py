@@ -55,6 +55,8 @@ class ElasticBatch:
         self.logits = output.logits[0]
         self.rope: Any = None
         for part in ge.with_rope_offsets(model):
+            if part.rope_deltas is None:
+                continue
             self.rope = part.rope_deltas
             if ge.installed("transformers<5"):  # there, the offset of a column
                 self.rope = self.rope + self.ids.shape[1] - self.mask.sum(-1, keepdim=True)

@@ -164,7 +164,7 @@ class Speculation:
         beside the model."""
         if self.model is None:
             return lambda *given: self.loop(*given, drafter=Ngrams(self))
-        draft = self._draft_model(model, config, checkpoint.dtype)
+        draft = self._draft_model(model, config, checkpoint)
         return lambda *given: self.loop(*given, drafter=DraftModel(self, draft))
 
     def loop(self, *given: Any, **how: Any) -> SpeculativeLoop:
@@ -218,13 +218,16 @@ class Speculation:
             raise ge.UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
         return forced_sampling(runner, replays)
 
-    def _draft_model(self, model: Any, config: ge.ModelLoadConfig, dtype: str) -> Any:
+    def _draft_model(
+        self, model: Any, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint
+    ) -> Any:
         """The smaller model, beside the model."""
         auto = transformers().AutoModelForCausalLM
-        how = {"dtype": getattr(torch(), dtype), "trust_remote_code": config.trust_remote_code}
+        dtype = getattr(torch(), checkpoint.dtype)
+        how = {"dtype": dtype, "trust_remote_code": config.trust_remote_code}
         draft = auto.from_pretrained(self.model, **how).eval()
-        pad = model.generation_config.pad_token_id
-        draft.generation_config = transformers().GenerationConfig(pad_token_id=pad)
+        generation = transformers().GenerationConfig
+        draft.generation_config = generation(pad_token_id=checkpoint.pad_id)
         return draft.to(model.device)
 
 

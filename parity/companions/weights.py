@@ -193,7 +193,7 @@ def shape_problem(tensor: Any, weight: Weight) -> tuple[str, str] | None:
     return None
 
 
-def value_problem(tensor: Any) -> tuple[str, str] | None:
+def value_problem(tensor: Any, weight: Weight) -> tuple[str, str] | None:
     """(what is wrong, what to do) of a tensor's values; None where nothing is."""
     if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.dtype.itemsize == 1:
         return None
@@ -203,6 +203,8 @@ def value_problem(tensor: Any) -> tuple[str, str] | None:
         return "has NaN values", fix
     if low.isinf() or high.isinf():
         return "has infinite values", fix
+    if low.to(weight.dtype).isinf() or high.to(weight.dtype).isinf():
+        return f"has values beyond {weight.dtype}", fix
     return None
 
 
@@ -216,13 +218,6 @@ def named_weight(item: Any) -> tuple[str, Any]:
     return item[0], item[1]
 
 
-def copied(pairs: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Pairs with tensors of their own: an iterator may write the next one over the last one, while
-    vLLM still waits for the rest of a module."""
-    for name, tensor in map(named_weight, pairs):
-        yield name, tensor.detach().clone()
-
-
 # == An update, in one call or in buckets ==
 
 
@@ -231,6 +226,7 @@ class Update:
 
     table: what may be sent.   groups: for vllm, the weights of each of its modules.
     tied: names of tensors that have several -> the first.   own: for hf, what is written to.
+    storages: addresses of the memory of `own`.
     seen: what has been sent.   of_tied: the first name and tensor of those that are tied.
     waiting: what waits for the rest of its module.   written: how many were written.
     needs_all: an update failed half way, so that this one must have every weight.
@@ -242,6 +238,7 @@ class Update:
             raise ge.UnsupportedError("new weights beside adapters are not supported", fix=fix)
         self.backend = backend
         self.own: Mapping[str, Any] = {}
+        self.storages: set[int] = set()
         self.groups: list[dict[str, frozenset[str]]] = []
         self.packed: Mapping[str, str] = {}
         if backend.name == "hf":
@@ -261,6 +258,7 @@ class Update:
         if any(tensor.is_meta for tensor in self.own.values()):
             fix = "load it whole: leave device_map out"
             raise ge.UnsupportedError("new weights for a model that is offloaded", fix=fix)
+        self.storages = {tensor.untyped_storage().data_ptr() for tensor in self.own.values()}
         self.tied = tied_names(self.backend.model.state_dict(keep_vars=True))
         self.table: Table = {name: Weight.of(tensor) for name, tensor in self.own.items()}
 
@@ -270,7 +268,12 @@ class Update:
         tensors = meta_weights(self.backend.checkpoint)
         own = {name: Weight.of(tensor) for name, tensor in tensors.items()}
         stored = stored_weights(self.backend.checkpoint)
-        self.table = {**own, **stored}
+        # vLLM keeps floating point weights in the engine's type, whatever the files have.
+        kept = getattr(ge.lazy_import("torch"), self.backend.checkpoint.dtype)
+        self.table = {}
+        for name, weight in {**own, **stored}.items():
+            dtype = kept if is_float(weight.dtype) else weight.dtype
+            self.table[name] = Weight(weight.shape, dtype)
         self.tied = tied_names(tensors)
         for first in set(self.tied.values()):
             for name in stored.keys() - own.keys():  # an embedding under an older name
@@ -290,15 +293,37 @@ class Update:
                 raise unknown_error([name], self.table)
             if name in seen:
                 fix = "send each weight once in an update"
+                if self.is_open:
+                    fix += ", or all of them in one call, as a mapping or a list, to begin anew"
                 raise ge.OptionError(f"the weight {name!r} is sent twice", fix=fix)
-            wrong = shape_problem(tensor, self.table[name]) or value_problem(tensor)
+            weight = self.table[name]
+            wrong = shape_problem(tensor, weight) or value_problem(tensor, weight)
             if wrong is not None:
                 problem, fix = wrong
                 raise ge.OptionError(f"the weight {name!r} {problem}", fix=fix)
+            self._check_source(name, tensor)
             seen.add(name)
             if name in self.tied or name in self.tied.values():
                 self._check_tied(name, tensor, of_tied)
             yield name, tensor
+
+    def copied(self, pairs: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+        """Pairs with tensors of their own: an iterator may write the next one over the last one,
+        while vLLM still waits for the rest of a module."""
+        for name, tensor in map(named_weight, pairs):
+            self._check_source(name, tensor)
+            yield name, tensor.detach().clone()
+
+    def _check_source(self, name: str, tensor: Any) -> None:
+        """Raise OptionError for a tensor of the engine's own model that is not this weight: it may
+        have been written over when its turn comes."""
+        own = self.own.get(name)
+        if own is None or shape_problem(tensor, self.table[name]) is not None:
+            return  # of another kind
+        is_itself = tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride()
+        if tensor.untyped_storage().data_ptr() in self.storages and not is_itself:
+            problem = f"the weight {name!r} is another part of the engine's own model"
+            raise ge.OptionError(problem, fix="send a copy, tensor.clone(): the model is written")
 
     def _check_tied(self, name: str, tensor: Any, of_tied: dict[str, tuple[str, Any]]) -> None:
         """Raise OptionError for two values of one tensor."""
@@ -330,14 +355,18 @@ class Update:
     def _missing_beside(self, seen: set[str]) -> set[str]:
         have = self._with_tied(seen)
         if self.needs_all:
-            names = set(self.table)
-            if self.groups:
-                names = set().union(*self.groups[0].values())
-            return names - have - set(self.tied)
+            return self._all_names() - have
         missing: set[str] = set()
         for module in {fused_module(name, self.packed) for name in seen if self.groups}:
             missing |= self._missing_of(module, have)
         return missing
+
+    def _all_names(self) -> set[str]:
+        """The names of a whole model, by transformers' state dict; of tied ones the first."""
+        names = set(self.table)
+        if self.groups:
+            names = set().union(*self.groups[0].values())
+        return names - set(self.tied)
 
     def _missing_of(self, module: str, have: set[str]) -> set[str]:
         """What a module of vLLM still needs: by the nearer of its two lists of names."""
@@ -355,15 +384,17 @@ class Update:
     def take(self, weights: Weights, *, partial: bool) -> None:
         """Check and write what one call brings. What can be read twice, a mapping, a list or a
         function, is checked whole before anything is written. Raises OptionError."""
-        read = rereading(weights)
-        if read is None:
-            pairs: Iterable[Any] = self._not_empty(weights)
-        else:
-            self._check_all(read(), partial)
-            pairs = read()
+        read = rereading(weights, self.copied)
         written = self.written
         before = set(self.seen), dict(self.of_tied), dict(self.waiting)
         try:
+            if read is None:
+                pairs: Iterable[Any] = self._not_empty(weights)
+            else:
+                if self.is_open and not partial and self._is_whole(read()):
+                    self._forget_sent()  # of buckets that were left, or failed
+                self._check_all(read(), partial)
+                pairs = read()
             self._write(self.checked(pairs, self.seen, self.of_tied))
             if not partial:
                 self.check_complete(self.seen)
@@ -374,13 +405,13 @@ class Update:
             raise
         self.is_open = partial
         if partial:  # the caller may write the next bucket over this one
-            self.waiting = dict(copied(self.waiting.items()))
+            self.waiting = dict(self.copied(self.waiting.items()))
             self.of_tied = {first: (own, held.clone()) for first, (own, held) in
                             self.of_tied.items()}  # fmt: skip
 
     def _not_empty(self, weights: Any) -> Iterable[Any]:
         """An iterator's pairs, of which there is one."""
-        pairs = copied(weights)
+        pairs = self.copied(weights)
         first = list(itertools.islice(pairs, 1))
         self._check_any(first)
         return itertools.chain(first, pairs)
@@ -402,11 +433,20 @@ class Update:
             fix = "send a state dict; after training in place there is nothing to send"
             raise ge.OptionError("there are no weights in the update", fix=fix)
 
-    def _start_over(self) -> None:
-        """Part of a call was written: nothing is answered until all weights have come."""
+    def _is_whole(self, pairs: Iterable[Any]) -> bool:
+        """Whether a call brings all of the model's weights."""
+        names = {name for name, _ in map(named_weight, pairs)}
+        return not self._all_names() - self._with_tied(names)
+
+    def _forget_sent(self) -> None:
+        """What has been sent does not count."""
         self.seen = set()
         self.of_tied = {}
         self.waiting = {}
+
+    def _start_over(self) -> None:
+        """Part of a call was written: nothing is answered until all weights have come."""
+        self._forget_sent()
         self.needs_all = True
         self.is_open = True
 
@@ -452,9 +492,11 @@ class Update:
         return ge.EngineError("an update of the weights is not finished", fix=fix)
 
 
-def rereading(weights: Weights) -> Callable[[], Iterable[Any]] | None:
-    """A function that gives the pairs from their beginning; None for an iterator, which can be read
-    once. Raises OptionError for what has no pairs."""
+def rereading(
+    weights: Weights, copied: Callable[[Iterable[Any]], Iterable[Any]]
+) -> Callable[[], Iterable[Any]] | None:
+    """A function that gives the pairs from their beginning, those of an iterator copied; None for
+    an iterator itself, which can be read once. Raises OptionError for what has no pairs."""
     if hasattr(weights, "state_dict"):
         raise ge.OptionError("a model in place of its weights", fix="pass model.state_dict()")
     if isinstance(weights, Mapping):
@@ -500,17 +542,31 @@ def check_vllm(backend: Any) -> None:
 
 def write_vllm(backend: Any, pairs: Pairs) -> None:
     """Load weights into vLLM's model through its worker. Raises OptionError for what vLLM
-    refuses."""
+    refuses, and what the pairs raise as it is."""
+    raised: list[Exception] = []
+
+    def watched() -> Iterator[tuple[str, Any]]:
+        try:
+            yield from pairs
+        except Exception as error:
+            raised.append(error)
+            raise
 
     def reload(worker: Any) -> None:
         runner = worker.model_runner
         with contextlib.ExitStack() as stack:
             stack.callback(put_back, runner)
-            runner.reload_weights(weights_iterator=iter(pairs))
+            runner.reload_weights(weights_iterator=watched())
             stack.pop_all()  # all came
 
-    with (
-        backend.healthy(),
-        ge.wrapping_errors(ge.OptionError, "vLLM refused the weights", "see the cause"),
-    ):
-        backend.model.collective_rpc(reload)
+    try:
+        with (
+            backend.healthy(),
+            ge.wrapping_errors(ge.OptionError, "vLLM refused the weights", "see the cause"),
+        ):
+            backend.model.collective_rpc(reload)
+        return
+    except ge.OptionError:
+        if not raised:
+            raise
+    raise raised[0]

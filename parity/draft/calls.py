@@ -11,7 +11,7 @@ from parity.draft.decisions import Decision, Decisions
 from parity.draft.expressions import Expressions, Scope, kind_of, plain
 from parity.draft.loads import Load, part_of, transformers_load, vllm_load
 from parity.draft.observed import Observed
-from parity.draft.roles import Unsure, Value, code_of, constant, dotted, parse
+from parity.draft.roles import Unsure, Value, code_of, constant, dotted, is_short, parse
 from parity.draft.settings import GenerateOptions, Options, literal, mapping, sampling_params
 
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
@@ -72,6 +72,9 @@ class Calls(Expressions):
         raise NotImplementedError
 
     def note(self, text: str) -> None:
+        raise NotImplementedError
+
+    def word(self, name: str) -> str:
         raise NotImplementedError
 
     def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
@@ -583,12 +586,14 @@ class Calls(Expressions):
         self.needs.add("as_it_lies")
         if isinstance(images, cst.List):
             elements = [
-                e.with_changes(value=parse("as_it_lies({n})", n=e.value)) for e in images.elements
+                e.with_changes(value=parse(self.word("as_it_lies") + "({n})", n=e.value))
+                for e in images.elements
             ]
             return images.with_changes(elements=elements)
-        return parse("[as_it_lies(image) for image in {n}]", n=images)
+        return parse(f"[{self.word('as_it_lies')}(image) for image in {{n}}]", n=images)
 
     needs: set[str]
+    generated_names: set[str]
     waiting: dict[str, str]
     copied: set[str]
 
@@ -642,7 +647,7 @@ class Calls(Expressions):
         self.refuse_unlisted(stars)
         words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
         words += [f"**{code_of(said[name])}" for name in stars]
-        call = cst.parse_expression(f"generation_options({', '.join(words)})")
+        call = cst.parse_expression(f"{self.word('generation_options')}({', '.join(words)})")
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
             question = (
@@ -822,6 +827,7 @@ class Calls(Expressions):
         """The engine's call; its options stand in a statement of their own where there is room."""
         if not scope.is_inline and not isinstance(options, cst.Name):
             name = self.variable("options", scope)
+            self.generated_names.add(name)  # dropped where a second translation has its own
             statement = cst.parse_statement(f"{name} = {code_of(options)}\n")
             scope.pending.append(statement)
             options = cst.Name(name)
@@ -923,6 +929,9 @@ class Calls(Expressions):
             )
             for arg in words
         ]
+        if ids == WHOLE and not is_short(row.node):  # written twice it would be asked twice
+            self.needs.add("whole_ids")
+            ids = self.word("whole_ids") + "({row})"
         args = [cst.Arg(parse(ids, row=row.node)), *words]
         return plain(cst.Call(cst.Attribute(part, cst.Name("decode")), args), "text")
 

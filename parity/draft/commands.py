@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from parity.draft import skill
+from parity.environment.output_paths import file_to_write, folder_to_write
 from parity.goldens.safe_text import say
 
 BACKENDS = ("hf", "vllm")
@@ -38,6 +38,10 @@ def run_draft(args: argparse.Namespace) -> int:
         return CANNOT
     from parity.draft import running
 
+    if args.diff and args.check:
+        raise ValueError(
+            "--diff writes no file that could be checked: leave out one of --check, --diff"
+        )
     return running.run_draft(args)
 
 
@@ -53,12 +57,13 @@ def run_skill(args: argparse.Namespace) -> int:
     if args.agents:
         print(skill.agents_section(), end="")
         return 0
-    folder = Path(args.folder)
-    os.makedirs(folder, exist_ok=True)
-    out = folder / "SKILL.md"
-    if out.exists():
-        raise ValueError(f"{out} is there already. Give another folder, or delete it")
-    out.write_text(skill.page(), encoding="utf-8")
+    out: Path = args.folder / "SKILL.md"
+    try:
+        with out.open("x", encoding="utf-8") as file:  # "x": not through a link either
+            file.write(skill.page())
+    except FileExistsError:
+        problem = f"{out} is there already. Give another folder, or delete it"
+        raise ValueError(problem) from None
     say(f"wrote {out}")
     return 0
 
@@ -76,7 +81,9 @@ def add_draft(sub: Any) -> None:
     add = parser.add_argument
     add("site", metavar="SITE")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--out", metavar="FILE", help="where to; it must not exist")
+    place.add_argument(
+        "--out", type=file_to_write, metavar="FILE", help="where to; it must not exist"
+    )
     place.add_argument("--in-place", action="store_true", help="edit the file itself")
     place.add_argument("--diff", action="store_true", help="print a patch")
     add_draft_flags(parser)
@@ -107,6 +114,7 @@ def add_migrate(sub: Any) -> None:
 
 def add_skill(sub: Any) -> None:
     parser = sub.add_parser("skill", help="write SKILL.md, one page for coding agents")
-    parser.add_argument("folder", nargs="?", default=".", metavar="DIR", help="default: .")
+    add = parser.add_argument
+    add("folder", nargs="?", type=folder_to_write, default=".", metavar="DIR", help="default: .")
     parser.add_argument("--agents", action="store_true", help="print a section for AGENTS.md")
     parser.set_defaults(run=run_skill)

@@ -43,14 +43,17 @@ class Decisions:
 
     def asked(self, decision: Decision) -> str:
         assert self.read is not None
+        first = decision.choices[0]
         words = "/".join(decision.choices)
+        question = f"{decision.question} [{words}, Enter: {first}] "
         while True:
-            answer = self.read(f"{decision.question} [{words}] ").strip().lower()
+            answer = self.read(question).strip().lower()
             if not answer:
-                return decision.choices[0]
+                return first
             chosen = [choice for choice in decision.choices if choice.startswith(answer)]
             if len(chosen) == 1:
                 return chosen[0]
+            question = f"{answer!r} is none of them [{words}, Enter: {first}] "
 
     @property
     def is_open(self) -> bool:
@@ -59,4 +62,15 @@ class Decisions:
 
 
 def terminal() -> Callable[[str], str] | None:
-    return input if sys.stdin.isatty() and sys.stdout.isatty() else None
+    """What asks a person; None without one. Questions go to stderr: stdout may be a file."""
+    return ask_person if sys.stdin.isatty() and sys.stderr.isatty() else None
+
+
+def ask_person(question: str) -> str:
+    """Raises ValueError where the input ends."""
+    print(question, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        print(file=sys.stderr)
+        raise ValueError("a question was not answered. --yes answers with what the goldens showed")
+    return line

@@ -388,16 +388,24 @@ class Expressions:
             )
         if items and isinstance(node, cst.Tuple) and all(i.role == "engine" for i in items):
             return Value(engine_node(items), "engine", "tuple", items)
-        return replace(self.others(node, scope), items=items)
+        made = []
+        for element, item in zip(node.elements, items):
+            value = self.as_plain(item, element.value, scope)
+            made.append(element.with_changes(value=value))
+        return Value(node.with_changes(elements=made), kind=kind_of(node), items=items)
 
     def conditional(self, node: cst.IfExp, scope: Scope) -> Value:
+        test = self.plain_node(node.test, scope)
         body = self.translate(node.body, scope)
         orelse = self.translate(node.orelse, scope)
         if body.role == orelse.role == "request" and body.node and orelse.node:
-            test = self.plain_node(node.test, scope)
             node = node.with_changes(test=test, body=body.node, orelse=orelse.node)
             return Value(node, "request")
-        return self.others(node, scope)
+        branches = {
+            "body": self.as_plain(body, node.body, scope),
+            "orelse": self.as_plain(orelse, node.orelse, scope),
+        }
+        return plain(node.with_changes(test=test, **branches), kind_of(node))
 
     def comprehension(self, node: cst.ListComp | cst.GeneratorExp, scope: Scope) -> Value:
         inner = scope.inner()

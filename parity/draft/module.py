@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import libcst as cst
 
-from parity.draft import parts
+from parity.draft import importing, parts
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
 from parity.draft.loads import Load, part_of
@@ -19,7 +21,6 @@ from parity.draft.roles import (
     Value,
     assignment,
     code_of,
-    constant,
     dotted,
     is_of_self,
     parse,
@@ -58,14 +59,15 @@ class Todo:
 
 @dataclass(frozen=True)
 class Draft:
-    """code: of the moved module.   todos: what is left.   factories: argument of a site -> function
-    of the draft that makes it.   is_moved: False where the old code was left as it is."""
+    """code: of the moved module.   todos: what is left.   factories: recorded function -> argument
+    -> function of the draft that makes it.   is_moved: False where the old code was left as it is.
+    changes: what the draft does beside moving the calls."""
 
     code: str
     todos: tuple[Todo, ...]
-    factories: Mapping[str, str]
+    factories: Mapping[str, Mapping[str, str]]
     is_moved: bool
-    decided: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 class ModuleDraft(Statements):
@@ -97,11 +99,14 @@ class ModuleDraft(Statements):
         self.used_outside = names_of_module(module)
         self.todo_at: dict[int, str] = {}
         self.todos: list[Todo] = []
+        self.changes: list[str] = []
         self.notes: list[str] = []
         self.stack: list[str] = []
         self.loads: list[Load] = []
         self.early: dict[int, Value] = {}
-        self.factories: dict[str, str] = {}
+        self.factories: dict[str, dict[str, str]] = {}
+        self.object_lines: dict[str, Sequence[str]] = {}
+        self.methods: dict[str, str] = {}
         self.taken: dict[str, set[str]] = {}
         self.waiting: dict[str, str] = {}
         self.moved_stops = {}
@@ -135,8 +140,10 @@ class ModuleDraft(Statements):
             self.todo_at.setdefault(id(statement), error.text)
             error.is_marked = True  # type: ignore[attr-defined]
 
-    def marked(self, statements: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
-        """Statements with what was noted of them as comments."""
+    def marked(
+        self, statements: list[cst.BaseStatement], old: cst.BaseStatement | None = None
+    ) -> list[cst.BaseStatement]:
+        """Statements with what was noted of them as comments.   old: what they stand for."""
         texts = [*self.notes]
         if self.ask.is_open:
             texts += [f"decide: {decision.question}" for decision in self.ask.fresh]
@@ -146,9 +153,19 @@ class ModuleDraft(Statements):
             self.notes += texts
             return statements
         for text in texts:
-            self.todos.append(Todo(text))
+            self.todos.append(Todo(text, self.line_of(old)))
         first = with_comments(statements[0], [TODO + text for text in dict.fromkeys(texts)])
         return [first, *statements[1:]]
+
+    def line_of(self, node: cst.CSTNode | None) -> int:
+        """A line of the old source; 0 where that is not known."""
+        place = self.places.get(node) if node is not None else None
+        return place.start.line if place is not None else 0
+
+    @functools.cached_property
+    def places(self) -> Mapping[cst.CSTNode, Any]:
+        wrapper = cst.MetadataWrapper(self.module, unsafe_skip_copy=True)
+        return wrapper.resolve(cst.metadata.PositionProvider)
 
     # == The whole ==
 
@@ -158,12 +175,18 @@ class ModuleDraft(Statements):
             body = self.translated()
         except Unsure as error:
             return self.left_as_it_is(error)
-        if self.seen.problem:
-            problem = f"what the checkpoint decides is not known: {self.seen.problem}"
-            self.todos.append(Todo(problem))
+        self.note_problem()
+        self.todos += [Todo(text) for text in self.notes]
         body = self.cleaned(body)
         module = self.module.with_changes(body=body)
-        return Draft(module.code, tuple(self.todos), self.factories, is_moved=True)
+        todos = tuple(self.todos)
+        return Draft(
+            module.code,
+            todos,
+            self.factories,
+            is_moved=True,
+            changes=tuple(dict.fromkeys(self.changes)),
+        )
 
     def translated(self) -> list[cst.BaseStatement]:
         before = self.module_level(main=False)
@@ -227,10 +250,8 @@ class ModuleDraft(Statements):
     def left_as_it_is(self, error: Unsure) -> Draft:
         """The old source with a TODO where it could not be translated."""
         marks = TodoMarks(self.todo_at)
-        wrapper = cst.MetadataWrapper(self.module, unsafe_skip_copy=True)
-        lines = wrapper.resolve(cst.metadata.PositionProvider)
         todos = []
-        for node, place in lines.items():
+        for node, place in self.places.items():
             if id(node) in self.todo_at:
                 todos.append(Todo(self.todo_at[id(node)], place.start.line))
         todos = list({todo.text: todo for todo in todos}.values()) or [Todo(error.text)]
@@ -312,6 +333,10 @@ class ModuleDraft(Statements):
                 if old.count("decode(") > 1:
                     raise Unsure("a cut by hand", "its text is decoded in two places", "no --stops")
                 statements = parts.with_stop(statements, options, stop)
+                self.changes.append(
+                    f"the cut at {code_of(stop)} is a stop of the engine now: answers end there, so"
+                    " that `check` reports stop.strings as LATENT until you accept it"
+                )
         return statements
 
     def without_seeds(
@@ -466,16 +491,33 @@ class ModuleDraft(Statements):
         keywords = {name: self.plain_node(node, scope) for name, node in load.keywords.items()}
         load = replace(load, path=path, keywords=keywords)
         self.loads.append(load)
+        self.note_problem()
         node = parts.load_call(load, self.load_name(load, scope))
         return Value(node, "engine", kind, details={"path": path})
 
+    def note_problem(self) -> None:
+        """Once, at the first load, or else at the end: the checkpoint's files were not read."""
+        if self.seen.problem and not self.is_problem_noted:
+            self.note(f"what the checkpoint decides is not known: {self.seen.problem}")
+            self.is_problem_noted = True
+
+    is_problem_noted = False
+
     def load_name(self, load: Load, scope: Scope) -> str:
         """`load` where it is called once; `load_engine`, which keeps engines, elsewhere."""
-        if not scope.function or self.is_loader(scope.function):
-            self.needs.add("load")
-            return "load"
-        self.needs.add("load_engine" if load.is_hashable else "load")
-        return "load_engine" if load.is_hashable else "load"
+        is_once = not scope.function or self.is_loader(scope.function)
+        name = "load" if is_once or not load.is_hashable else "load_engine"
+        self.needs.add(name)
+        return self.word(name)
+
+    def word(self, name: str) -> str:
+        """What the draft calls something of its own: another name where the old source has it."""
+        number = 2
+        free = name
+        while free in self.used:
+            free = f"{name}_{number}"
+            number += 1
+        return free
 
     def is_loader(self, function: str) -> bool:
         return function in self.functions and self.functions[function].is_loader
@@ -548,7 +590,7 @@ class ModuleDraft(Statements):
             return True
         self.needs |= {"functools", "load"}
         self.needs.discard("load_engine") if not self.uses_load_engine() else None
-        known.new = parts.cached(known.node, kept, value.node)
+        known.new = parts.cached(known.node, kept, value.node, self.word("load"))
         known.is_loader = True
         return True
 
@@ -620,38 +662,38 @@ class ModuleDraft(Statements):
         known = self.functions[name]
         if "engine" in known.renamed.values():
             self.needs.add("make_engine")
-            self.factories["engine"] = "make_engine"
+            self.factories.setdefault(name, {})["engine"] = "make_engine"
         for parameter, value in known.roles.items():
             if value.role == "engine" and "engine" not in known.renamed.values():
                 self.needs.add("make_tokenizer")
-                self.factories[parameter] = "make_tokenizer"
+                self.factories.setdefault(name, {})[parameter] = "make_tokenizer"
         if known.class_name and "self" in objects:
-            made = self.constructed(known.class_name)
+            class_name = objects["self"].rpartition(".")[2]
+            is_here = class_name in self.classes
+            self.methods[name] = class_name if is_here else known.class_name
+
+    def make_objects(self, body: Sequence[cst.BaseStatement]) -> None:
+        """Let the draft make the objects of recorded methods, as the script did."""
+        classes = list(dict.fromkeys(self.methods.values()))
+        for class_name in classes:
+            made = importing.made_as_script(body, class_name) or self.constructed(class_name)
+            factory = "make_self" if len(classes) == 1 else f"make_{class_name}"
             if made is None:
-                self.todos.append(
-                    Todo(
-                        f"say in sites.json what makes a {known.class_name}, because how the "
-                        "script made it is not seen"
-                    )
-                )
-                return
-            self.self_made = made
-            self.needs.add("make_self")
-            self.factories["self"] = "make_self"
+                what = f"say in sites.json what makes a {class_name}"
+                self.todos.append(Todo(f"{what}, because how the script made it is not seen"))
+                continue
+            self.object_lines[factory] = made
+            for function, of in self.methods.items():
+                if of == class_name:
+                    self.factories.setdefault(function, {})["self"] = factory
 
-    self_made = ""
-
-    def constructed(self, class_name: str) -> str | None:
-        """The call by which the script makes an object, where it is all literals."""
-        calls = parts.calls_of(self.module, class_name)
-        for call in calls:
-            if all(constant(arg.value) is not NotImplemented for arg in call.args):
-                return code_of(call)
+    def constructed(self, class_name: str) -> list[str] | None:
+        """A call with the checkpoint of the goldens, where that is all that the class takes."""
         init = self.functions.get(f"{class_name}.__init__")
         if init is None or not self.seen.models:
             return None
         required = [p.name.value for p in init.node.params.params[1:] if p.default is None]
-        return f"{class_name}({self.seen.models[0]!r})" if len(required) == 1 else None
+        return [f"{class_name}({self.seen.models[0]!r})"] if len(required) == 1 else None
 
     # == Cleaning ==
 
@@ -660,7 +702,27 @@ class ModuleDraft(Statements):
         code = self.module.with_changes(body=body)
         kept = parts.without_unused_imports(body, NamesIn.of(code), LIBRARIES)
         kept = parts.without_unused(kept, self.unused_globals(body))
+        kept = self.importable(kept)
+        self.make_objects(kept)
         return parts.with_additions(kept, self.additions(kept))
+
+    def importable(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        """The module with what runs it as a script under the guard: `check` imports it."""
+        found = importing.guarded(body)
+        if found.moved:
+            self.changes.append(
+                "what runs the script stands under"
+                ' `if __name__ == "__main__":` now, because `check` imports the module'
+            )
+        if found.blocked:
+            self.todos.append(
+                Todo(
+                    "each import of this module, by `check` too, runs all of it, because functions"
+                    f" read `{found.blocked}`, which is made by what generates. Give it to them as"
+                    ' an argument, and put the rest under `if __name__ == "__main__":`'
+                )
+            )
+        return list(found.body)
 
     def unused_globals(self, body: Sequence[cst.BaseStatement]) -> set[str]:
         """Variables of the module that only a loader's cache used."""
@@ -674,17 +736,23 @@ class ModuleDraft(Statements):
         path = repr(self.seen.models[0]) if self.seen.models else ""
         return parts.Additions(
             engine_module=self.engine_module,
-            load_engine="load_engine" in names,
-            uses_load="load" in names,
+            load=self.word("load"),
+            load_engine=self.word("load_engine"),
+            uses_load_engine=self.word("load_engine") in names,
+            uses_load=self.word("load") in names,
             uses_cache="functools" in names,
             helpers=frozenset(self.needs),
             factory_load=load,
             path=path,
-            self_made=self.self_made,
-            generation_options=parts.generation_options(self.seen, self.module.code)
-            if "generation_options" in names
-            else "",
+            made=self.object_lines,
+            generation_options=self.options_function(names),
+            words={name: self.word(name) for name in (*parts.HELPERS, "generation_options")},
         )
+
+    def options_function(self, names: set[str]) -> str:
+        word = self.word("generation_options")
+        text = parts.generation_options(self.seen, self.module.code)
+        return text.replace("def generation_options(", f"def {word}(") if word in names else ""
 
 
 def names_of_module(module: cst.Module) -> set[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ class Observed:
     settings: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Any = None
     problem: str = ""
+
+    def beside(self, other: Observed) -> Observed:
+        """These goldens with those of another site of the same file."""
+        cases = (*self.cases, *other.cases)
+        models = tuple(dict.fromkeys((*self.models, *other.models)))
+        return replace(self, cases=cases, rows=(*self.rows, *other.rows), models=models)
 
     @property
     def functions(self) -> list[str]:
@@ -236,7 +242,7 @@ def observe(store: Store, site: str) -> Observed:
         raise DraftError(f"{problem}: parity record --site {site}=MOD:FUNCTION -- python old.py")
     cases = tuple(store.read(site, name) for name in names)
     rows = tuple(row for case in cases for row in case.rows)
-    return with_checkpoint(Observed(site, cases, rows, model_paths(rows)))
+    return Observed(site, cases, rows, model_paths(rows))
 
 
 def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -244,20 +250,69 @@ def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path))
 
 
-def with_checkpoint(seen: Observed) -> Observed:
-    """The same with what the files of the checkpoint say; `problem` says why they do not."""
+@dataclass(frozen=True)
+class Mention:
+    """A text that may be the path of a checkpoint, and where it stands."""
+
+    text: str
+    place: str
+
+
+def with_checkpoint(seen: Observed, mentions: Sequence[Mention]) -> Observed:
+    """The same with what the files of the checkpoint say; `problem` says why they do not.
+
+    mentions: texts of the source, the command line and the arguments. A golden has only the name of
+    a folder outside the project; they have its path."""
     if not seen.models:
         return seen
-    settings = [generation_settings(path) for path in seen.models]
+    found = [checkpoint_path(model, mentions) for model in seen.models]
+    absent = [mention for mention in found if mention.place]
+    models = tuple(dict.fromkeys(mention.text for mention in found))
+    seen = replace(seen, models=models)
+    if absent:
+        return replace(seen, problem=absent_words(absent[0]))
+    settings = [generation_settings(path) for path in models]
     if any(other != settings[0] for other in settings):
-        said = f"the goldens' checkpoints ({', '.join(seen.models)}) have different settings"
-        return Observed(seen.site, seen.cases, seen.rows, seen.models, problem=said)
+        said = f"the goldens' checkpoints ({', '.join(models)}) have different settings"
+        return replace(seen, problem=said)
     try:
-        config = gen_engine.ModelLoadConfig(seen.models[0])
-        checkpoint = gen_engine.read_checkpoint(config)
+        checkpoint = gen_engine.read_checkpoint(gen_engine.ModelLoadConfig(models[0]))
     except gen_engine.GenEngineError as error:
-        return Observed(seen.site, seen.cases, seen.rows, seen.models, problem=str(error))
-    return Observed(seen.site, seen.cases, seen.rows, seen.models, settings[0], checkpoint)
+        is_there = Path(models[0]).is_dir()
+        return replace(seen, problem=str(error) if is_there else nowhere_words(models[0]))
+    return replace(seen, settings=settings[0], checkpoint=checkpoint)
+
+
+def checkpoint_path(model: str, mentions: Sequence[Mention]) -> Mention:
+    """Where a golden's checkpoint is; with its place where it is mentioned and is not there."""
+    if Path(model).is_dir():
+        return Mention(model, "")
+    named = [one for one in mentions if is_path_of(one.text, model)]
+    for one in named:
+        if Path(one.text).expanduser().is_dir():
+            return Mention(one.text, "")
+    return next(iter(named), Mention(model, ""))
+
+
+def is_path_of(text: str, model: str) -> bool:
+    """Whether a text is the path of a folder that a golden calls so."""
+    if not text.startswith(("/", "~")) or "\n" in text:
+        return False
+    return Path(text).name == Path(model).name
+
+
+def absent_words(mention: Mention) -> str:
+    return (
+        f"the checkpoint {mention.text} ({mention.place}) is not there any more: put it back, or"
+        " make a link there to where it is now, and draft again"
+    )
+
+
+def nowhere_words(model: str) -> str:
+    return (
+        f"the checkpoint {model!r} is no folder here and not in the hub's cache: run draft where"
+        " the old code was recorded, or put it there, and draft again"
+    )
 
 
 def generation_settings(model: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from parity.draft.expressions import NamesIn, Scope
+from parity.draft.importing import is_guard, is_import
 from parity.draft.loads import Load
 from parity.draft.observed import Observed
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted
@@ -161,10 +162,12 @@ def base_of(node: cst.BaseExpression) -> str:
 
 
 def cached(
-    node: cst.FunctionDef, kept: Sequence[cst.BaseStatement], call: cst.BaseExpression
+    node: cst.FunctionDef, kept: Sequence[cst.BaseStatement], call: cst.BaseExpression, load: str
 ) -> cst.FunctionDef:
-    """A loader as `@functools.cache def name(...): return load(...)`."""
-    text = code_of(call).replace("load_engine(", "load(", 1)
+    """A loader as `@functools.cache def name(...): return load(...)`.   load: what the draft calls
+    the engine's function."""
+    assert isinstance(call, cst.Call)
+    text = code_of(call.with_changes(func=cst.Name(load)))
     body: list[cst.BaseStatement] = [*kept, cst.parse_statement(f"return {text}\n")]
     first = node.body.body[0]
     if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
@@ -238,7 +241,7 @@ class StopAdder(cst.CSTTransformer):
         if "\n" in text:
             text = code_of(updated_node.value).rstrip()[:-1].rstrip()
             comma = "\n    "
-        new = f'{text}{comma}"stop": [{code_of(self.stop)}]' + ("\n}" if "\n" in text else "}")
+        new = f'{text}{comma}"stop": [{code_of(self.stop)}]' + (",\n}" if "\n" in text else "}")
         return updated_node.with_changes(value=cst.parse_expression(new))
 
 
@@ -347,12 +350,6 @@ def without_unused_imports(
     return kept
 
 
-def is_import(statement: cst.BaseStatement) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and isinstance(
-        statement.body[0], (cst.Import, cst.ImportFrom)
-    )
-
-
 def import_left(
     statement: cst.BaseStatement, used: set[str], libraries: Sequence[str]
 ) -> cst.BaseStatement | None:
@@ -385,17 +382,21 @@ def import_left(
 
 @dataclass(frozen=True)
 class Additions:
-    """What a draft needs beside the old source."""
+    """What a draft needs beside the old source.   load, load_engine: what the draft calls these;
+    the old source may have such names of its own."""
 
     engine_module: str
-    load_engine: bool
+    load: str
+    load_engine: str
+    uses_load_engine: bool
     uses_load: bool
     uses_cache: bool
     helpers: frozenset[str]
     factory_load: Load | None
     path: str
-    self_made: str
+    made: Mapping[str, Sequence[str]]
     generation_options: str
+    words: Mapping[str, str]
 
 
 AS_IT_LIES = '''
@@ -408,25 +409,35 @@ def as_it_lies(image):
 '''
 
 
+WHOLE_IDS = '''
+def whole_ids(result):
+    """Ids of the prompt and of the answer, as generate gives them."""
+    return [*result.prompt_token_ids, *result.token_ids]
+'''
+HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS}
+
+
 def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
     text = "\n".join(code_of(one) for one in body)
     imports = []
     has_factory = {"make_engine", "make_tokenizer"} & more.helpers
-    if (more.load_engine or more.uses_cache) and "import functools" not in text:
+    if (more.uses_load_engine or more.uses_cache) and "import functools" not in text:
         imports.append("import functools\n")
     if "torch" in more.helpers and "import torch" not in text:
         imports.append("import torch\n")
-    if more.load_engine or more.uses_load or has_factory:
-        imports.append(f"from {more.engine_module} import load\n")
-    place = end_of_imports(body)
+    if more.uses_load_engine or more.uses_load or has_factory:
+        name = "load" if more.load == "load" else f"load as {more.load}"
+        imports.append(f"from {more.engine_module} import {name}\n")
+    own = {"functools", more.load, more.load_engine, *more.words.values()}
+    place = end_of_imports(body, own)
     new: list[cst.BaseStatement] = [cst.parse_statement(one) for one in imports]
     blank = cst.EmptyLine(indent=False)
-    if more.load_engine:
-        line = cst.parse_statement("load_engine = functools.cache(load)\n")
+    if more.uses_load_engine:
+        line = cst.parse_statement(f"{more.load_engine} = functools.cache({more.load})\n")
         new.append(line.with_changes(leading_lines=[blank]))
-    for function in ("as_it_lies",):
+    for function, text in HELPERS.items():
         if function in more.helpers:
-            new.append(spaced(AS_IT_LIES))
+            new.append(spaced(text.replace(function, more.words[function])))
     if more.generation_options:
         new.append(spaced(more.generation_options))
     if new and place < len(body):
@@ -459,40 +470,34 @@ def spaced(text: str) -> cst.BaseStatement:
     return statement.with_changes(leading_lines=[blank, blank])
 
 
-def is_guard(statement: cst.BaseStatement) -> bool:
-    return isinstance(statement, cst.If) and "__name__" in code_of(statement.test)
-
-
 def factories(more: Additions) -> list[str]:
     made = []
     load = more.factory_load
     words = "" if load is None else "".join(f", {k}={code_of(v)}" for k, v in load.keywords.items())
     about = '    """For `parity check`: what the goldens were recorded on."""\n'
     if "make_engine" in more.helpers:
-        made.append(f"def make_engine():\n{about}    return load({more.path}{words})\n")
+        made.append(f"def make_engine():\n{about}    return {more.load}({more.path}{words})\n")
     if "make_tokenizer" in more.helpers:
         made.append(
-            f"def make_tokenizer():\n{about}    return load({more.path}{words}).tokenizer\n"
+            f"def make_tokenizer():\n{about}    return {more.load}({more.path}{words}).tokenizer\n"
         )
-    if "make_self" in more.helpers:
-        made.append(f"def make_self():\n{about}    return {more.self_made}\n")
+    for name, (*before, call) in more.made.items():
+        lines = "".join(f"    {line}\n" for line in before)
+        made.append(f"def {name}():\n{about}{lines}    return {call}\n")
     return made
 
 
-def end_of_imports(body: Sequence[cst.BaseStatement]) -> int:
+def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:
+    """Behind the last import that stands before the first statement with one of these names."""
     last = 0
     for place, statement in enumerate(body):
+        if NamesIn.of(statement) & names:
+            break
         if is_import(statement):
             last = place + 1
         elif place == 0 and m.matches(statement, m.SimpleStatementLine(body=[m.Expr()])):
             last = 1
     return last
-
-
-def calls_of(module: cst.Module, name: str) -> list[cst.Call]:
-    return [
-        node for node in m.findall(module, m.Call(func=m.Name(name))) if isinstance(node, cst.Call)
-    ]
 
 
 def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:

@@ -40,7 +40,10 @@ def site_settings(
     entry: Mapping[str, Any], old: str, new: str, factories: Mapping[str, str]
 ) -> dict[str, Any]:
     """A site's entry of sites.json with where its code is now, and what makes its arguments."""
-    settings: dict[str, Any] = {**entry, "moved": {**entry.get("moved", {}), old: new}}
+    moved = {name: place for name, place in entry.get("moved", {}).items() if name != old}
+    if new != old:
+        moved[old] = new
+    settings: dict[str, Any] = {**entry, "moved": moved}
     if factories:
         made = {name: f"{new}:{function}" for name, function in factories.items()}
         settings["arguments"] = {**entry.get("arguments", {}), **made}

@@ -113,6 +113,19 @@ def is_of_self(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Attribute) and dotted(node).startswith("self.")
 
 
+def is_short(node: cst.BaseExpression) -> bool:
+    """Whether an expression is written again at each use: names, and parts of one."""
+    if isinstance(node, (cst.Name, cst.Attribute)):
+        return True
+    if isinstance(node, cst.List):
+        return len(node.elements) == 1 and isinstance(node.elements[0].value, cst.Name)
+    if isinstance(node, cst.Subscript):
+        index = node.slice[0].slice
+        is_simple = isinstance(index, cst.Index) and isinstance(index.value, cst.Integer)
+        return is_simple and is_short(node.value)
+    return False
+
+
 def dotted(node: cst.BaseExpression) -> str:
     """`a.b.c` of names and attributes; "" for anything else."""
     if isinstance(node, cst.Name):

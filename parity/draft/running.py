@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import difflib
+import io
 import json
+import os
 import sys
-from collections.abc import Sequence
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import libcst
+
 from parity.draft import proving
 from parity.draft.decisions import Decisions, terminal
 from parity.draft.module import Draft, draft_module
-from parity.draft.observed import DraftError, Observed, observe
+from parity.draft.observed import DraftError, Mention, Observed, observe, with_checkpoint
 from parity.goldens.safe_text import say
-from parity.goldens.store import Store
+from parity.goldens.store import SITES_JSON, Store
 from parity.record import commands as recording
 from parity.record.calls import Site
+from parity.record.process import functions_in
 from parity.record.recorder import record
 from parity.record.seeds import SEED
+from parity.record.source import source_digest
 from parity.scan.scan import scan
 
 TODO_LEFT = 3
 NOTHING = 5
 OLD_NAME = "{name}_before"
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """code: with its own line ends.   encoding: of the file.   mark: that it begins with, or ""."""
+
+    code: str
+    encoding: str = "utf-8"
+    mark: str = ""
+
+    def encoded(self, code: str) -> bytes:
+        """Another code as this file would hold it."""
+        return f"{self.mark}{code}".encode(self.encoding)
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,7 @@ class RecordedSource:
     seen: Observed
     module: str
     path: Path
-    source: str
+    text: SourceText
 
 
 def source_of(seen: Observed) -> tuple[str, Path]:
@@ -58,9 +79,63 @@ def source_of(seen: Observed) -> tuple[str, Path]:
 
 
 def site_of(store: Store, name: str) -> RecordedSource:
+    """A site with its source, and the goldens of the other sites of that: a draft is of a file."""
     seen = observe(store, name)
     module, path = source_of(seen)
-    return RecordedSource(seen, module, path, path.read_text(encoding="utf-8"))
+    for other, entry in store.settings().items():
+        modules = {function.rpartition(":")[0] for function in entry.get("functions", ())}
+        if other != name and modules == {module} and store.names(other):
+            seen = seen.beside(observe(store, other))
+    text, tree = source_text(path)
+    argv = store.settings().get(name, {}).get("argv", [])
+    mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
+    return RecordedSource(with_checkpoint(seen, mentions), module, path, text)
+
+
+def source_text(path: Path) -> tuple[SourceText, ast.Module]:
+    """Raises DraftError for a file that is no source, with the line."""
+    content = path.read_bytes()
+    mark = BOM if content.startswith(BOM.encode()) else ""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        encoding = encoding.removesuffix("-sig")
+        source = content.decode(encoding).removeprefix(mark)
+        tree = ast.parse(content, str(path))
+        libcst.parse_module(source)
+    except SyntaxError as error:
+        raise unreadable(path, error.lineno, error.msg) from None
+    except UnicodeDecodeError as error:
+        raise unreadable(path, content[: error.start].count(b"\n") + 1, str(error)) from None
+    except libcst.ParserSyntaxError as error:
+        raise unreadable(path, error.raw_line, error.message) from None
+    return SourceText(source, encoding, mark), tree
+
+
+BOM = "\ufeff"
+
+
+def unreadable(path: Path, line: int | None, problem: str) -> DraftError:
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    return DraftError(
+        f"{path}:{line or 1}: {version} or libcst cannot read it: {problem}. Run draft with the "
+        "Python that runs the script and a libcst of its age, or mend the file"
+    )
+
+
+def texts_of_source(tree: ast.Module, path: Path) -> Iterator[Mention]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Mention(node.value, f"{path}:{node.lineno}")
+
+
+def texts_of_call(store: Store, argv: Sequence[str], seen: Observed) -> Iterator[Mention]:
+    """Words of the script's command line, and arguments of the site that are texts."""
+    for word in argv:
+        yield Mention(word.rpartition("=")[2], f"argv in {store.root / SITES_JSON}")
+    for case in seen.cases:
+        for name, value in case.arguments.items():
+            if isinstance(value, str):
+                yield Mention(value, f"argument {name} of {store.path(case.site, case.case)}")
 
 
 # == draft ==
@@ -69,63 +144,95 @@ def site_of(store: Store, name: str) -> RecordedSource:
 def run_draft(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
     site = site_of(store, args.site)
-    draft = drafted(args, site)
+    draft = drafted(args, site, decisions_of(args))
+    changes = change_lines(draft, site)  # before the file is edited
     out = write_draft(args, draft, site)
-    for line in todo_lines(draft, site.path):
+    for line in (*changes, *todo_lines(draft, site.path)):
         say(line, sys.stderr)
-    if not draft.is_moved:
-        return TODO_LEFT
-    entry = settings_of(store, site, draft, out)
-    if not args.check:
-        if out is not None:
-            say(next_step(args.site, entry), sys.stderr)
+    if not draft.is_moved or out is None:
         return TODO_LEFT if draft.todos else 0
-    codes = proving.check_draft(store, args.site, entry, args.backend or proving.BACKENDS)
-    for line in proving.code_lines(codes):
-        say(line)
-    code = proving.gravest(codes)
+    entry = settings_of(store, site, draft, out)
+    code = checked(args, store, args.site, entry) if args.check else 0
+    say(put_settings(store, args.site, entry), sys.stderr)
     return code or (TODO_LEFT if draft.todos else 0)
 
 
-def drafted(args: argparse.Namespace, site: RecordedSource) -> Draft:
-    ask = Decisions(yes=args.yes, read=None if args.yes else terminal())
-    return draft_module(site.source, site.seen, ask, args.engine, is_cut_moved=args.stops)
+def checked(args: argparse.Namespace, store: Store, name: str, entry: dict[str, Any]) -> int:
+    """The gravest exit code of a draft's checks, whose reports are printed."""
+    codes = proving.check_draft(store, name, entry, args.backend or proving.BACKENDS)
+    for line in proving.code_lines(codes):
+        say(line)
+    return proving.gravest(codes)
+
+
+def decisions_of(args: argparse.Namespace) -> Decisions:
+    return Decisions(yes=args.yes, read=None if args.yes else terminal())
+
+
+def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> Draft:
+    """Raises DraftError where the source holds nothing to move."""
+    draft = draft_module(site.text.code, site.seen, ask, args.engine, is_cut_moved=args.stops)
+    if draft.is_moved and draft.code == site.text.code:
+        problem = f"{site.path}: nothing is left to move"
+        raise DraftError(f"{problem}. `parity check {site.seen.site}` says whether it is right")
+    return draft
 
 
 def settings_of(
     store: Store, site: RecordedSource, draft: Draft, out: Path | None
 ) -> dict[str, Any]:
-    entry = store.settings().get(site.seen.site, {})
+    name = site.seen.site
+    entry = store.settings().get(name, {})
+    made: dict[str, str] = {}
+    for case in site.seen.cases:
+        if case.site == name:
+            made |= draft.factories.get(case.function.rpartition(":")[2], {})
     new = site.module
     if out is not None and out != site.path:
         new = proving.new_module(site.module, out)
-    return proving.site_settings(entry, site.module, new, draft.factories)
+    return proving.site_settings(entry, site.module, new, made)
 
 
-def next_step(name: str, entry: dict[str, Any]) -> str:
-    """What to write into sites.json, and the check that reads it."""
-    wanted = {key: entry[key] for key in ("moved", "arguments") if key in entry}
-    said = json.dumps({name: wanted})
-    return f"say in sites.json where the code is now: {said}; then `parity check {name}`"
+def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
+    """Write into sites.json where the code is now, and what makes its arguments; says so."""
+    wanted = {key: entry.get(key) or None for key in ("moved", "arguments")}
+    store.set_site(name, **wanted)
+    said = {key: value for key, value in wanted.items() if value}
+    written = f"{store.root / SITES_JSON}: {name}: {json.dumps(said)}; " if said else ""
+    return f"{written}next: `parity check {name}`"
 
 
 def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) -> Path | None:
     """The file that was written, or None. Raises DraftError rather than write over one."""
     if args.diff:
-        print(patch(site, draft.code), end="")
+        write_out(patch(site, draft.code).encode(site.text.encoding))
         return None
     if args.in_place:
         return edited_in_place(site, draft)
-    out = Path(args.out) if args.out else None
+    out: Path | None = args.out
     if out is None and args.check:
         out = site.path.with_name(f"{site.path.stem}_moved.py")
     if out is None:
-        print(draft.code, end="")
+        write_out(site.text.encoded(draft.code))
         return None
-    with refusing_existing(out), open(out, "x", encoding="utf-8") as file:
-        file.write(draft.code)
+    write_new(out, site.text.encoded(draft.code))
     say(f"wrote {out}", sys.stderr)
     return out
+
+
+def write_out(content: bytes) -> None:
+    """To stdout as a file would hold it: with its line ends and in its encoding."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)
+    sys.stdout.flush()
+
+
+def write_new(out: Path, content: bytes) -> None:
+    """Raises DraftError where another file is there already."""
+    if out.is_file() and out.read_bytes() == content:
+        return  # another site of the same file was drafted
+    with refusing_existing(out), open(out, "xb") as file:
+        file.write(content)
 
 
 @contextlib.contextmanager
@@ -137,26 +244,53 @@ def refusing_existing(out: Path) -> Any:
 
 
 def patch(site: RecordedSource, code: str) -> str:
-    old = site.source.splitlines(keepends=True)
-    new = code.splitlines(keepends=True)
-    name = site.path.as_posix()
-    return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+    """A patch that `git apply` takes, run where this runs."""
+    path = Path(os.path.relpath(site.path)).as_posix()
+    old = whole_lines(f"{site.text.mark}{site.text.code}")
+    lines = difflib.unified_diff(
+        old, whole_lines(f"{site.text.mark}{code}"), f"a/{path}", f"b/{path}"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
 
 
-def edited_in_place(site: RecordedSource, draft: Draft) -> Path:
+NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+def whole_lines(text: str) -> list[str]:
+    """Lines as a patch counts them: a form feed ends none."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+def edited_in_place(site: RecordedSource, draft: Draft) -> Path | None:
     """The old module stays beside the draft, for `record`, unless git has it as it is."""
     if not draft.is_moved:
-        raise DraftError(f"{site.path}: nothing was moved, so the file is left as it is")
-    if not proving.is_committed(site.path):
+        say(f"{site.path} is left as it is", sys.stderr)
+        return None
+    if not proving.is_committed(site.path.resolve()):
         before = site.path.with_name(OLD_NAME.format(name=site.path.stem) + ".py")
-        with refusing_existing(before), open(before, "x", encoding="utf-8") as file:
-            file.write(site.source)
+        write_new(before, site.text.encoded(site.text.code))
         say(f"the old code is in {before}", sys.stderr)
     else:
         say("git has the old code: `parity check --ab --old HEAD` runs it again", sys.stderr)
-    site.path.write_text(draft.code, encoding="utf-8")
+    site.path.write_bytes(site.text.encoded(draft.code))
     say(f"edited {site.path}", sys.stderr)
     return site.path
+
+
+def change_lines(draft: Draft, site: RecordedSource) -> list[str]:
+    """What the draft changed beside the calls; functions that are not what was recorded."""
+    lines = [f"{site.path}: {change}" for change in draft.changes]
+    recorded = {case.function: case.source for case in site.seen.cases if case.source}
+    for function, digest in recorded.items():
+        if digest != source_digest(function):
+            name = function.rpartition(":")[2]
+            lines.append(
+                f"{site.path}: {name} changed since it was recorded (or what it uses): the draft "
+                "is of the file as it is, the goldens are not"
+            )
+    return lines
 
 
 def todo_lines(draft: Draft, path: Path) -> list[str]:
@@ -164,7 +298,7 @@ def todo_lines(draft: Draft, path: Path) -> list[str]:
         return []
     lines = [f"{path}: {len(draft.todos)} left to you (exit 3)"]
     if not draft.is_moved:
-        lines.append("the old code is left as it is, with a comment where it could not be moved")
+        lines.append("nothing is moved; in the draft a comment stands where it could not be")
     for todo in draft.todos:
         place = f"line {todo.line}: " if todo.line else ""
         lines.append(f"  {place}{' '.join(todo.text.split())}")
@@ -189,12 +323,14 @@ def run_migrate(args: argparse.Namespace) -> int:
     say("2. record:")
     say(recording.recorded_text(done, store))
     recorded = {case.site for case in (*done.written, *done.same)}
-    codes = [migrated(args, store, site.name) for site in sites if site.name in recorded]
+    ask = decisions_of(args)  # of all sites: a file is drafted once for each
+    codes = [migrated(args, store, site.name, ask) for site in sites if site.name in recorded]
+    known = {case.site for case in done.refused}
     for site in sites:
-        if site.name not in recorded:
+        if site.name not in recorded | known:
             say(f"{site.function} was not called by this script: record it with one that calls it")
     if not codes:
-        return NOTHING
+        return done.exit_code or NOTHING
     return next((code for code in (1, 3) if code in codes), max(codes))
 
 
@@ -205,36 +341,49 @@ def found_sites(command: Sequence[str]) -> list[Site]:
         raise DraftError("migrate: name a script, as in `parity migrate -- python old.py`")
     script = scripts[0]
     found = scan([str(script)])
+    _, tree = source_text(script)
+    functions = dict(functions_in(tree.body))
     sites = {}
     for block in found.blocks:
-        if block.function and block.function != "<module>":
-            name = f"{script.stem}_{block.function.replace('.', '_')}"
-            sites[block.function] = Site(name, f"{script.as_posix()}:{block.function}")
+        function = recordable_name(block.function or "", functions)
+        if function and function != "<module>":
+            name = f"{script.stem}_{function.replace('.', '_')}"
+            sites[function] = Site(name, f"{script.as_posix()}:{function}")
+    for function, site in list(sites.items()):
+        if problem := recording.unrecordable(tree, site):
+            say(f"{script}: {problem}")
+            del sites[function]
     if not sites:
         raise DraftError(
-            f"migrate: {script} generates in no function. Put the block into one, or record the "
-            "script as a whole: parity record --name SITE -- ..."
+            f"migrate: {script} generates in no function that can be recorded. Put the block into "
+            "one that returns its value, or record the script as a whole: parity record --name SITE"
+            " -- ..."
         )
     return list(sites.values())
 
 
-def migrated(args: argparse.Namespace, store: Store, name: str) -> int:
+def recordable_name(function: str, functions: Mapping[str, Any]) -> str:
+    """The function of a script that a block belongs to; of one inside a function the outer one."""
+    name = function
+    while name and name not in functions:
+        name = name.rpartition(".")[0]
+    return name or function
+
+
+def migrated(args: argparse.Namespace, store: Store, name: str, ask: Decisions) -> int:
     say(f"3. draft: {name}")
     site = site_of(store, name)
-    draft = drafted(args, site)
-    for line in todo_lines(draft, site.path):
+    draft = drafted(args, site, ask)
+    for line in (*change_lines(draft, site), *todo_lines(draft, site.path)):
         say(line)
     if not draft.is_moved:
         return TODO_LEFT
     out = site.path.with_name(f"{site.path.stem}_moved.py")
-    if not out.exists() or out.read_text(encoding="utf-8") != draft.code:
-        with refusing_existing(out), open(out, "x", encoding="utf-8") as file:
-            file.write(draft.code)
+    content = site.text.encoded(draft.code)
+    write_new(out, content)
     entry = settings_of(store, site, draft, out)
     say(f"   wrote {out}")
     say(f"4. check: {name}")
-    codes = proving.check_draft(store, name, entry, args.backend or proving.BACKENDS)
-    for line in proving.code_lines(codes):
-        say(line)
-    store.set_site(name, **{key: entry[key] for key in ("moved", "arguments") if key in entry})
-    return proving.gravest(codes) or (TODO_LEFT if draft.todos else 0)
+    code = checked(args, store, name, entry)
+    say(put_settings(store, name, entry))
+    return code or (TODO_LEFT if draft.todos else 0)

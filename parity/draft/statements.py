@@ -19,6 +19,7 @@ from parity.draft.roles import (
     constant,
     dotted,
     is_of_self,
+    is_short,
     parse,
 )
 
@@ -55,7 +56,9 @@ class Statements(Calls):
     def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
         raise NotImplementedError
 
-    def marked(self, statements: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    def marked(
+        self, statements: list[cst.BaseStatement], old: cst.BaseStatement | None = None
+    ) -> list[cst.BaseStatement]:
         raise NotImplementedError
 
     def statements(
@@ -73,7 +76,7 @@ class Statements(Calls):
             except Unsure as error:
                 self.failed(statement, error)
                 raise
-            done += self.marked([*scope.pending, *new])
+            done += self.marked([*scope.pending, *new], statement)
             scope.pending = outside
         return done
 
@@ -605,19 +608,6 @@ class ChildrenOf(cst.CSTTransformer):
         if original_node is self.root or not isinstance(original_node, cst.BaseExpression):
             return updated_node
         return self.owner.plain_node(original_node, self.scope)
-
-
-def is_short(node: cst.BaseExpression) -> bool:
-    """Whether an expression is written again at each use: names, and parts of one."""
-    if isinstance(node, (cst.Name, cst.Attribute)):
-        return True
-    if isinstance(node, cst.List):
-        return len(node.elements) == 1 and isinstance(node.elements[0].value, cst.Name)
-    if isinstance(node, cst.Subscript):
-        index = node.slice[0].slice
-        is_simple = isinstance(index, cst.Index) and isinstance(index.value, cst.Integer)
-        return is_simple and is_short(node.value)
-    return False
 
 
 def is_no_grad(node: cst.BaseExpression) -> bool:

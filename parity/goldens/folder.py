@@ -111,9 +111,12 @@ def refuse_special(path: Path) -> None:
         raise GoldenError(f"{path} is a pipe, a socket or a device; remove it")
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a regular file. Raises OSError for anything else, and for more than `most` bytes."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """The bytes of a regular file. Raises OSError for anything else, and for more than `most` bytes.
+    follow: it may be a link to one."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+    if not follow:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is not a regular file")

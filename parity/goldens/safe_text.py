@@ -2,10 +2,13 @@
 
 say(line)                print text of files
 log_safe(report)         a report with our own colours; text of files in it went through `printable` first
+print_verdict(report)    print one whose exit code and files stand whether anybody can read it or not
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
 from typing import TextIO
@@ -39,3 +42,21 @@ def safe_line(line: str) -> str:
     if COLOUR.sub("", shown).lstrip().startswith("::"):
         return shown.replace("::", "\\x3a:", 1)
     return shown
+
+
+def print_verdict(text: str) -> None:
+    """Print what the exit code says, too. Where standard output is a pipe that nobody reads, or a full
+    disk, the rest is not printed: that changes no verdict."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        forget_stdout()
+        if not isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError):
+                print(f"standard output: {error.strerror}; the rest is not printed", file=sys.stderr, flush=True)
+
+
+def forget_stdout() -> None:
+    """Where nothing can be written: Python flushes it once more when it ends, and would end with
+    another exit code."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process

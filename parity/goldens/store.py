@@ -520,11 +520,22 @@ def depth_of(value: Any) -> int:
     return depth
 
 
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a name that stands in it twice: a reader would take the first, and
+    Python takes the last."""
+    entries = dict[str, Any]()
+    for name, entry in pairs:
+        if name in entries:
+            raise ValueError(f"{name[:80]!r} stands twice in an object")
+        entries[name] = entry
+    return entries
+
+
 def parsed(text: str) -> Any:
-    """JSON, no deeper than DEEPEST. Raises ValueError."""
+    """JSON, no deeper than DEEPEST, each name once in its object. Raises ValueError."""
     deep = f"it is nested deeper than {DEEPEST} levels"
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=object_of)
     except RecursionError:
         raise ValueError(deep) from None
     if isinstance(value, (dict, list)) and depth_of(value) > DEEPEST:
@@ -549,7 +560,7 @@ def image_bytes(image: Any) -> bytes:
 
 SETTINGS: dict[str, type] = {
     "moved": dict, "functions": list, "arguments": dict, "old_arguments": dict, "backends": list, "cases": dict,
-    "load": dict, "exit_code": int,
+    "load": dict, "exit_code": int, "argv": list,
 }  # fmt: skip
 
 

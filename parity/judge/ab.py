@@ -19,7 +19,7 @@ from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
 from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
-from parity.judge.sites import merged_settings, named_function, pairs_asked
+from parity.judge.sites import argv_of, merged_settings, named_function, pairs_asked
 from parity.judge.values import texts_in
 from parity.judge.worker import Died, Worker
 from parity.record.source import source_file
@@ -204,7 +204,8 @@ def recorded_again(job: Again) -> Iterator[str]:
         function = store.read(site, name).function
         sites[job.functions[function]] = site
     factory_of_today = functools.partial(load_of_today, job.today)
-    with Session(store, sites, factories_of(job), factory_of_today) as session:
+    argv = argv_of(job.settings)
+    with Session(store, sites, factories_of(job), factory_of_today, argv) as session:
         for site, name in job.items:
             try:
                 old = store.read(site, name)

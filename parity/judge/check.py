@@ -44,6 +44,7 @@ from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.sites import (
+    argv_of,
     expect_cases,
     for_backend,
     merged_settings,
@@ -296,7 +297,7 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
     outcomes: list[Outcome] = []
     for backend in dict.fromkeys(backend for backend, _, _ in job.items):
         names = [(site, name) for b, site, name in job.items if b == backend]
-        with Session(store, job.functions, factories) as session:
+        with Session(store, job.functions, factories, argv=argv_of(job.settings)) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
                 if session.is_full():
                     session.forget()

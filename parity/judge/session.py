@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,14 @@ class Session:
         functions: Mapping[str, str],
         factories: Factories | None = None,
         load_factory: Callable[[str], Callable[..., Any]] | None = None,
+        argv: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
-        data.   load_factory: gives one by its name (None: as `loaded` does)."""
+        data.   load_factory: gives one by its name (None: as `loaded` does).   argv: site -> the
+        arguments of the script that it was recorded in, for code that reads sys.argv."""
         self.store = store
+        self.argv = argv or {}
+        self.current_argv: Sequence[str] | None = None
         self.factories = factories or {}
         self.load_factory = load_factory or loaded
         self.objects: dict[str, Any] = {}
@@ -92,15 +96,18 @@ class Session:
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
         self.replay: Replay | None = None
         self.lender = Lender()
+        self.own_argv = sys.argv
         self.aside: dict[str, Any] = {}
 
     def __enter__(self) -> Session:
+        self.own_argv = sys.argv
         self.aside = {name: sys.modules.pop(name) for name in own_modules()}
         self.observer.install()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.observer.uninstall()
+        sys.argv = self.own_argv
         self.forget()
         self.close_engines()
         self.lender.end()
@@ -137,6 +144,7 @@ class Session:
     ) -> Case:
         """One golden's arguments through `function`. Raises GoldenError if that cannot be done, and
         HarnessFault if it could not be seen."""
+        self.take_argv(old.site, function)
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded_function(old, function)
@@ -167,6 +175,15 @@ class Session:
         new = self.found[-1]
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
+
+    def take_argv(self, site: str, function: str) -> None:
+        """Let sys.argv be what the script of a site was given, from its import on. What was
+        imported with other arguments is forgotten."""
+        argv = self.argv.get(site)
+        if argv != self.current_argv:
+            self.forget()
+        self.current_argv = argv
+        sys.argv = self.own_argv if argv is None else [function.rpartition(":")[0], *argv]
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if
@@ -251,6 +268,12 @@ def loaded(function: str) -> Callable[..., Any]:
         return observe.load_function(function)
     except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
         raise_not_there(function, error)
+        if isinstance(error, SystemExit):
+            raise GoldenError(
+                f"importing {function} ended the process: sys.exit({error.code!r}). Put what runs"
+                ' it as a script under `if __name__ == "__main__":`; what it reads of sys.argv is'
+                " `argv` in sites.json"
+            ) from error
         raise GoldenError(f"{function} could not be imported: {words_and_place(error)}") from error
 
 

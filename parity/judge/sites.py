@@ -32,6 +32,11 @@ def new_function(function: str, moved: Mapping[str, str]) -> str:
     return f"{moved.get(module, module)}:{attribute}"
 
 
+def argv_of(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Site -> arguments of the script that it was recorded in, as far as sites.json holds them."""
+    return {site: said["argv"] for site, said in settings.items() if "argv" in said}
+
+
 def named_function(old: Case, settings: Mapping[str, Any]) -> str:
     """Where a golden's function is now. Raises GoldenError for one that neither sites.json nor
     --moved names: a golden is data that anybody may send, and does not choose what is called."""

@@ -18,6 +18,7 @@ from parity.goldens.store import (
     SITES_JSON,
     SUFFIX,
     GoldenError,
+    SettingsError,
     Store,
     chosen_cases,
     known_names,
@@ -44,6 +45,10 @@ def run_list(args: argparse.Namespace) -> int:
         say(f"accepted until {entry.until}: {name_of(entry)}: {entry.reason}")
     for entry, why in idle_entries(store):
         say(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
+    try:
+        store.settings()
+    except SettingsError as fault:
+        broken.append(fault)
     for error in broken:
         say(str(error), sys.stderr)
     if broken:

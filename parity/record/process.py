@@ -58,7 +58,9 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a process's file. kind: "case", "asked" or "process".   at: in nanoseconds."""
+    """A line of a process's file. kind: "case", "argv", "asked" or "process"; "argv" tells of which
+    site the case before it was, the arguments of its script, and the folder that this was started
+    in, of one below the working directory.   at: in nanoseconds."""
 
     kind: str
     at: int
@@ -90,6 +92,8 @@ def observe_this_process() -> None:
 
     # Of a function it is read once: its file may be edited while it runs.
     digest = functools.cache(source_digest)
+    started = script_arguments(sys.argv)
+    folder_at_start = shown_word(os.getcwd(), setup.base)
 
     def sink(case: Case) -> None:
         function = placed_function(case.function, setup.base)
@@ -97,6 +101,9 @@ def observe_this_process() -> None:
         source = "" if setup.starting else digest(function)  # a check asks for none
         case = dataclasses.replace(case, source=source)
         write("case", {**case.to_json(), "value": case.value})
+        words = sys.argv[1:] if started is None else started
+        argv = [shown_word(word, setup.base) for word in words]
+        write("argv", {"site": case.site, "argv": argv, "folder": folder_at_start})
 
     observer = Observer(
         sites=setup.sites, sink=sink, store=Store(folder), loose=setup.loose, seed=setup.seed
@@ -121,6 +128,22 @@ def observe_this_process() -> None:
 
     atexit.register(close)
     observer.install()
+
+
+def script_arguments(argv: Sequence[str]) -> list[str] | None:
+    """The arguments of this process's script or module, as it starts; None of `-c` and of a child
+    of multiprocessing, which takes its parent's arguments later."""
+    first = argv[0] if argv else ""
+    if first in ("", "-", "-c"):
+        return None
+    return list(argv[2:] if first == str(RUN_SCRIPT) else argv[1:])
+
+
+def shown_word(word: str, base: str) -> str:
+    """An argument of a script; a path below the project as a relative one."""
+    path = Path(word)
+    is_below = path.is_absolute() and path.is_relative_to(base) and path.exists()
+    return path.relative_to(base).as_posix() if is_below else word
 
 
 def placed_function(function: str, base: str) -> str:

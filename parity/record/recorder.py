@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -40,6 +41,7 @@ HOOK = Path(__file__).resolve().parent / "hook"
 # == Running ==
 
 PATIENCE = 5.0  # seconds for ending when it is asked to
+GRACE = 1.0  # likewise, where we are ended ourselves
 TICK = 0.2  # seconds between two looks
 
 
@@ -48,7 +50,9 @@ class Seen:
     """What one run of a script gave.
 
     overhead: the recorder's own time and that of the whole, in seconds.   stopped: why it was
-    ended; "" where it ended by itself.   folders: of the checkpoints that answered.
+    ended; "" where it ended by itself.   folders: of the checkpoints that answered.   argv: of each
+    site, the different arguments of the scripts that called it.   started_in: of each site, another
+    folder than the recording's that its script was started in.
     """
 
     cases: tuple[Case, ...]
@@ -59,6 +63,8 @@ class Seen:
     overhead: tuple[float, float]
     stopped: str = ""
     folders: tuple[str, ...] = ()
+    argv: Mapping[str, Sequence[list[str]]] = field(default_factory=dict)
+    started_in: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_observed(
@@ -83,8 +89,27 @@ def run_observed(
     environ = observed_environ(setup)
     if limits is not None:
         return run_limited(command, environ, folder, limits)
-    ended = subprocess.run(command, env=environ, check=False)
-    return collect(folder, ended.returncode)
+    return collect(folder, run_to_its_end(command, environ))
+
+
+def run_to_its_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of a command. Where we are ended first, so is it, with its children: a terminal
+    sends Ctrl-C to all of them; without one they are a group of their own, which we signal."""
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    process = subprocess.Popen(command, env=environ, start_new_session=not has_terminal)
+    try:
+        return process.wait()
+    except BaseException:
+        if not has_terminal:
+            kill_group(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        if has_terminal:
+            process.kill()
+        else:
+            kill_group(process, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def observed_environ(setup: Setup) -> dict[str, str]:
@@ -152,10 +177,18 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     failures = list[str]()
     environments = list[dict[str, Any]]()
     folders = set[str]()
+    argv = dict[str, list[list[str]]]()
+    started_in = dict[str, str]()
     own = whole = 0.0
     for line in lines:
         if line.kind == "case":
             cases.append(read_case(line, several))
+        elif line.kind == "argv":
+            known = argv.setdefault(line.content["site"], [])
+            if line.content["argv"] not in known:
+                known.append(line.content["argv"])
+            if line.content["folder"] != ".":
+                started_in[line.content["site"]] = line.content["folder"]
         elif line.kind == "process":
             failures += line.content["failures"]
             folders.update(line.content["folders"])
@@ -170,6 +203,8 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
         returncode,
         (own, whole),
         folders=tuple(folders),
+        argv=argv,
+        started_in=started_in,
     )
 
 
@@ -322,19 +357,36 @@ def put_goldens(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool
             store.write(case)
             done.written.append(case)
     for site in sorted({case.site for case in (*done.written, *done.same)}):
-        update_site(store, site, cases, seen.returncode)
+        update_site(store, site, cases, seen)
     return done
 
 
-def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int) -> None:
-    """sites.json names what a check may call, goldens alone do not; and the script's exit code."""
+def update_site(store: Store, site: str, cases: Sequence[Case], seen: Seen) -> None:
+    """sites.json names what a check may call, goldens alone do not; the script's arguments, which
+    its code may read; and its exit code."""
     settings = store.settings().get(site, {})
     named = {*settings.get("functions", [])}
     functions = {case.function for case in cases if case.site == site} - {""}
     if not functions <= named:
         store.set_site(site, functions=sorted(named | functions))
-    if settings.get("exit_code", 0) != returncode:
-        store.set_site(site, exit_code=returncode or None)
+    if settings.get("exit_code", 0) != seen.returncode:
+        store.set_site(site, exit_code=seen.returncode or None)
+    names = {case.case for case in cases if case.site == site}
+    if "argv" not in settings or names >= {*store.names(site)}:
+        argv = seen.argv.get(site, [[]])[0]
+        if argv != settings.get("argv", []):
+            store.set_site(site, argv=argv or None)
+
+
+def other_arguments(store: Store, seen: Seen) -> dict[str, tuple[list[str], list[str]]]:
+    """Site -> (arguments that sites.json holds, others that it was called with, too)."""
+    found = {}
+    for site, argv in seen.argv.items():
+        kept = store.settings().get(site, {}).get("argv", [])
+        for other in argv:
+            if other != kept:
+                found[site] = kept, other
+    return found
 
 
 OF_THE_RECORDING = {  # not of what the code does

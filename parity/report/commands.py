@@ -20,7 +20,7 @@ from typing import Any
 from parity.environment.output_paths import file_to_write
 from parity.environment.revision import checked_out
 from parity.goldens.acceptance import OPEN, Accepted, acceptance_of, name_of
-from parity.goldens.safe_text import log_safe, printable, say
+from parity.goldens.safe_text import log_safe, print_verdict, printable, say
 from parity.goldens.store import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.goldens.verdict import Change, Check, Outcome, Policy
 from parity.judge.ab import check_again
@@ -70,7 +70,7 @@ def with_log_named(code: int, log: Path | None, asked: bool) -> int:
     if log is None or asked:
         return code
     if code and log.stat().st_size:
-        print(f"what the engines and the moved code printed: {log}")
+        print_verdict(f"what the engines and the moved code printed: {log}")
     else:
         log.unlink()
     return code
@@ -257,11 +257,6 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         check = dataclasses.replace(check, changes=changes)
     only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
     check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
-    print(console(check, colour=colour()))
-    if not check.outcomes and not store.sites():
-        print(f"no goldens under {store.root}")
-    if check.failing() and args.moved:
-        say(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
     write_reports(
         check,
         junit=args.junit,
@@ -270,6 +265,14 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         html=args.html,
         store=store,
     )
+    lines = [console(check, colour=colour())]
+    if not check.outcomes and not store.sites():
+        lines.append(f"no goldens under {store.root}")
+    if check.failing() and args.moved:
+        lines.append(
+            f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it"
+        )
+    print_verdict(log_safe("\n".join(lines)))
     return check.exit_code
 
 
@@ -288,10 +291,10 @@ def run_explain(args: argparse.Namespace) -> int:
     with engine_output(None) as log:
         check = checked(args, store, [args.case], must_exist=True)
     for outcome in check.outcomes:
-        print(case_text(outcome, asked_with=moved_words(args), colour=colour()))
-        print(chain_text(outcome, store))
+        print_verdict(case_text(outcome, asked_with=moved_words(args), colour=colour()))
+        print_verdict(chain_text(outcome, store))
     if check.numerics:
-        print(numerics_text(check, colour()))
+        print_verdict(numerics_text(check, colour()))
     return with_log_named(check.exit_code, log, asked=False)
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
+from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Check, Outcome
 from parity.report.console import case_text
 from parity.report.words import groups, sentence
 
-NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 
 def xml_text(text: str) -> str:
-    """Text that XML 1.0 can hold: other characters are written as their escape."""
-    return NOT_XML.sub(lambda m: m[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    """Text that XML 1.0 can hold, and that a page of a CI system shows as it is: what does not
+    print is written as its escape."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def junit_case(suite: ElementTree.Element, outcome: Outcome, fails: bool) -> None:

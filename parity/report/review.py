@@ -149,7 +149,8 @@ def golden_line(file: ChangedFile, store: Store) -> Ranked:
     new = as_mapping(new_json(file, store))
     note = uncompared_note(new)
     if file.status == "A":
-        return (FIRST if note else ROUTINE), f"new golden {name}{note}"
+        # What was not compared before hides less than what no longer is.
+        return (SECOND if note else ROUTINE), f"new golden {name}{note}"
     old = as_mapping(old_json(file, store))
     parts = list(changed_parts(old, new))
     what = ", ".join(parts) or "its layout"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.goldens.folder import GoldenFolder, write_whole
+from parity.goldens.folder import GoldenFolder, read_regular, write_whole
+from parity.goldens.store import SITES_JSON, Store
 from parity.scan.findings import Finding
 from parity.scan.scan import Scan
 from parity.scan.site import ScannedBlock
 
 VERSION = 1
-SITES = "sites.json"
-MOST = 10_000_000  # bytes of a sites.json
+MOST = 64 << 20  # bytes of a baseline
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,20 @@ class Baseline:
         return [finding for finding in scan.drifts if finding.key not in self.drifts]
 
 
+def refuse_outside(path: Path, goldens: str) -> None:
+    """Raise GoldenError for a baseline among the goldens if a link or a pipe stands there."""
+    if path.parent == Path(goldens):
+        GoldenFolder(goldens).place(path.name)
+
+
 def read_baseline(path: Path) -> Baseline:
     """Raises ValueError for a file that is no baseline."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path, MOST, follow=True).decode())
         if found["version"] != VERSION:
             raise ValueError(f"version {found['version']}, expected {VERSION}")
         return Baseline(frozenset(found["blocks"]), frozenset(found["drifts"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise ValueError(
             f"{path} is no baseline of parity scan ({error}). Write it with --write-baseline"
         ) from error
@@ -58,18 +64,14 @@ def write_sites(goldens: str, blocks: Sequence[ScannedBlock]) -> tuple[int, int]
     """Add the sites of blocks to sites.json; what is in it stays. Returns how many were added and
     how many functions were there.
 
-    Raises ValueError where the file is not an object."""
-    folder = GoldenFolder(goldens)
-    known: dict[str, Any] = {}
-    if folder.exists(SITES):
-        known = json.loads(folder.read(SITES, most=MOST))
-        if not isinstance(known, dict):
-            raise ValueError(f"{goldens}/{SITES}: expected an object of sites. Mend it or move it")
+    Raises GoldenError where the file cannot be read, or is not an object of sites."""
+    store = Store(goldens)
+    known = store.settings()
     functions = {name for entry in known.values() for name in entry.get("functions", ())}
     added = dict[str, Any]()
     for block in blocks:
         if block.target and block.target not in functions and block.site not in known:
             added.setdefault(block.site, {"functions": [block.target]})
     if added:
-        folder.write((json.dumps({**known, **added}, indent=2) + "\n").encode(), SITES)
+        store.write_json({**known, **added}, SITES_JSON)
     return len(added), len(functions)

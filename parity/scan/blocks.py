@@ -21,16 +21,12 @@ from parity.scan.index import (
 )
 from parity.scan.kinds import Kinds, Thing
 from parity.scan.values import (
-    Call,
     ClassValue,
     Dict,
     Function,
-    Member,
     Symbol,
-    Value,
     options_of,
     plain,
-    symbol_name,
 )
 
 GENERATE = {
@@ -52,6 +48,7 @@ MODEL_NAMES = re.compile(
     r"(^|_)(model|llm|lm|llama|policy|backbone|gpt|vlm|mllm|network|opt|t5)(_|$|\d)", re.IGNORECASE
 )
 PIPE_NAMES = re.compile(r"pipe|generator|llm|chain", re.IGNORECASE)
+LOSSES = r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity"
 RUNS = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt2?|net)$", re.IGNORECASE)
 TRAINING = re.compile(
     r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$"
@@ -97,8 +94,6 @@ class Block:
     settings: Dict
     thing: Thing
     receiver: str
-    anchor: ast.AST | None = None
-    wrappers: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def line(self) -> int:
@@ -235,6 +230,7 @@ class Finder:
         form = function.attr if function.attr == "beam_search" else "generate"
         if function.attr in CHAT - {"beam_search"}:
             form = "chat"
+        thing = thing.only("vllm" if library == "vllm" else "model") if thing.others else thing
         return self.make(at, scope, library, form if at is call else "thread", thing, function)
 
     def reason_against(
@@ -244,10 +240,13 @@ class Finder:
         if is_super(function.value) or self.is_pass_through(call, scope):
             return "a wrapper that passes everything on"
         is_self = dotted_name(function.value) == scope.self_name
-        if thing.own is not None and thing.own is scope.self_class and is_self:
-            return f"inside the code of the model class {thing.own.name}"
-        own = self.own_method(function, scope)
-        if own is not None:
+        is_own = thing.own is not None and thing.own is scope.self_class and is_self
+        is_block_of_callers = bool((GENERATE | CHAT) & set(scope.qualname.split(".")))
+        if is_own and (is_block_of_callers or thing.kind != "model"):
+            return f"inside the code of the model class {thing.name}"
+        is_model = thing.kind in ("model", "vllm")
+        own = None if is_model else self.own_method(function, scope)
+        if own is not None and not self.is_wrapper(own):
             return f"this repository's own {own.qualname}"
         if thing.kind in LOOK_ALIKES:
             return f"{LOOK_ALIKES[thing.kind]}: {thing.name}"
@@ -269,43 +268,57 @@ class Finder:
         self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope
     ) -> str:
         """The library of a call of generate or chat; "" where nothing tells of a model."""
-        if thing.kind in ("model", "base", "vllm"):
-            return "vllm" if thing.kind == "vllm" else "transformers"
-        names = {keyword.arg for keyword in call.keywords if keyword.arg}
-        receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
-        if thing.kind == "own" and not names & HF_SETTINGS:
-            return ""
         if self.takes_sampling_params(call, scope):
+            return "vllm"
+        if thing.kind in ("model", "vllm") and not (thing.may_be("model") and thing.may_be("vllm")):
+            return "vllm" if thing.kind == "vllm" else "transformers"
+        receiver = dotted_name(function.value) or getattr(function.value, "attr", "")
+        if thing.kind == "own":
+            is_fed = self.is_fed(call, scope)
+            return "transformers" if is_fed and self.may_delegate(thing, function.attr) else ""
+        if self.is_named_engine(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
             is_model = MODEL_NAMES.search(receiver.rpartition(".")[2]) is not None
             is_hf = is_model and self.takes_tokenizer(call, scope)
         else:
-            is_fed = bool(names & HF_SETTINGS) or self.takes_inputs(call, scope)
-            is_hf = is_fed or self.is_decoded(call, receiver, scope)
-        return "transformers" if is_hf else ""
+            is_hf = self.is_fed(call, scope) or self.is_decoded(call, receiver, scope)
+        if is_hf:
+            return "transformers"
+        return "vllm" if thing.may_be("vllm") else ""
+
+    def is_fed(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call has settings of transformers, or what a tokenizer made."""
+        is_set = any(keyword.arg in HF_SETTINGS for keyword in call.keywords)
+        return is_set or self.takes_inputs(call, scope)
+
+    def may_delegate(self, thing: Thing, name: str) -> bool:
+        """Whether an object has methods that its class, of this repository, does not show, or hands
+        all that this one is given on to a model."""
+        assert thing.own is not None
+        classes = list(self.evaluator.ancestors(thing.own))
+        has_any = any("__getattr__" in cls.methods for cls in classes)
+        wrappers = [cls.methods[name] for cls in classes if name in cls.methods]
+        is_foreign = bool(self.evaluator.outer_bases(thing.own))
+        return has_any or is_foreign or any(map(self.is_wrapper, wrappers))
+
+    def is_wrapper(self, method: Scope) -> bool:
+        return any(self.is_pass_through(call, method) for call in method.calls)
 
     def takes_sampling_params(self, call: ast.Call, scope: Scope) -> bool:
         nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
-        for node in [*nodes, *call.args[1:2]]:
-            for option in options_of(self.evaluator.value(node, self.evaluator.frame(scope))):
-                inner = plain(option)
-                name = symbol_name(inner.callee) if isinstance(inner, Call) else ""
-                if name.rpartition(".")[2] in ("SamplingParams", "BeamSearchParams"):
-                    return True
-        return self.is_named_engine(call, scope)
+        return any(self.thing(node, scope).kind == "params" for node in (*nodes, *call.args[1:2]))
 
     def is_named_engine(self, call: ast.Call, scope: Scope) -> bool:
-        """Whether `model.generate(..., sampling_params=p)` is vLLM's: a thing that is called a
-        model, and p, which is not known, no dictionary (of other engines)."""
+        """Whether `model.generate(prompts, sampling_params)` is vLLM's: a thing that is called a
+        model, and settings of that name, which are not known, no dictionary (of other engines)."""
         receiver = dotted_name(call.func).rpartition(".")[0].rpartition(".")[2]
         if not re.search(r"engine|vllm", receiver, re.I) and not MODEL_NAMES.search(receiver):
             return False
-        for keyword in call.keywords:
-            if keyword.arg == "sampling_params":
-                value = self.evaluator.value(keyword.value, self.evaluator.frame(scope))
-                return not isinstance(plain(value), Dict)
-        return False
+        nodes = [keyword.value for keyword in call.keywords if keyword.arg == "sampling_params"]
+        nodes += [n for n in call.args[1:2] if "sampling_params" in ast.unparse(n)]
+        values = [self.evaluator.value(node, self.evaluator.frame(scope)) for node in nodes[:1]]
+        return any(not isinstance(plain(value), Dict) for value in values)
 
     def takes_tokenizer(self, call: ast.Call, scope: Scope) -> bool:
         for node in (
@@ -326,28 +339,9 @@ class Finder:
             *(keyword.value for keyword in call.keywords if keyword.arg is None),
         ]:
             value = self.evaluator.value(node, self.evaluator.frame(scope))
-            if self.is_encoded(value):
+            if self.kinds.is_encoded(value):
                 return True
             if isinstance(plain(value), Dict) and set(plain(value).entries) & HF_SETTINGS:  # type: ignore[attr-defined]
-                return True
-        return False
-
-    def is_encoded(self, value: Value, depth: int = 0) -> bool:
-        """Whether a value comes out of a tokenizer or a processor."""
-        if depth > 6:
-            return False
-        for option in options_of(value):
-            option = plain(option)
-            if isinstance(option, Call):
-                callee = plain(option.callee)
-                if self.kinds.of(callee).kind in ("tokenizer", "processor"):
-                    return True
-                if isinstance(callee, Member) and self.is_encoded(callee.base, depth + 1):
-                    return True
-            elif (
-                isinstance(option, Member)
-                and option.name in ("input_ids", "input_features", "pixel_values")
-            ) or (hasattr(option, "base") and self.is_encoded(option.base, depth + 1)):
                 return True
         return False
 
@@ -461,7 +455,7 @@ class Finder:
         thing = self.forward_thing(forwards[0], scope)
         if scope.name.startswith("test_"):
             self.note(forwards[0], scope, "a test of a forward pass")
-        elif self.is_read(scope, thing):
+        elif self.is_read(scope, thing, forwards[0]):
             self.found.blocks.append(self.make(forwards[0], scope, "score", "score", thing))
 
     def forward_thing(self, call: ast.Call, scope: Scope) -> Thing:
@@ -487,19 +481,22 @@ class Finder:
         ):
             return False
         thing = self.forward_thing(call, scope)
-        if thing.kind in ("model", "base"):
+        if thing.kind == "model":
             return True
         if thing.kind == "classifier":
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
-        if thing.kind != "unknown":
-            return False
         names = {keyword.arg for keyword in call.keywords}
-        is_fed = bool(
-            names & {"input_ids", "labels", "past_key_values", "inputs_embeds"}
-        ) or self.takes_inputs(call, scope)
-        return is_fed or (
-            "token" in scope.module.source.text
-            and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
+        is_named = bool(names & {"input_ids", "labels", "past_key_values", "inputs_embeds"})
+        if thing.kind != "unknown":  # a caller may give a parameter another model than this wrapper
+            return thing.kind == "own" and bool(thing.argument) and is_named
+        is_fed = is_named or self.takes_inputs(call, scope)
+        return (
+            is_fed
+            or is_asked_for_logits(call, scope)
+            or (
+                "token" in scope.module.source.text
+                and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
+            )
         )
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
@@ -537,7 +534,7 @@ class Finder:
                     reached.add(head)
         return bool(reached & arguments)
 
-    def is_read(self, scope: Scope, thing: Thing) -> bool:
+    def is_read(self, scope: Scope, thing: Thing, forward: ast.Call) -> bool:
         """Whether a function reads probabilities or a loss out of a forward pass of a language
         model."""
         text = function_text(scope)
@@ -545,30 +542,18 @@ class Finder:
             r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE
         ):
             return False
-        if re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE) and re.search(
-            r"gather|\blabels?\b|\[.*\]|max\(", text
-        ):
-            return True
-        if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
-            return True
-        if re.search(
-            r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|batch_logps|perplexity", text
-        ):
-            return True
-        if self.returns_logits(scope):
-            return True
+        is_labelled = "labels" in text or any(k.arg is None for k in forward.keywords)
+        is_normalized = re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE)
         is_last = re.search(r"logits[^\n]{0,40}\[[^\n]{0,40}-\s*1\b", text)
-        return bool(is_last and LABELS.search(text))
-
-    def returns_logits(self, scope: Scope) -> bool:
-        """Whether a method hands the logits of a forward pass to a class that scores by them."""
-        if scope.owner is None:
-            return False
-        direct = [node for node in scope.returns if isinstance(node, ast.Attribute)]
-        if not any(node.attr == "logits" and isinstance(node.value, ast.Call) for node in direct):
-            return False
-        classes = self.evaluator.ancestors(scope.owner)
-        return any("log_softmax" in cls.module.source.text for cls in classes)
+        reads = (
+            is_normalized and re.search(r"gather|\blabels?\b|\[.*\]|max\(", text),
+            re.search(r"\.loss\b|\[.loss.\]", text) and is_labelled,
+            "softmax" in text and re.search(r"kl_?div|entropy|\.log\(\)", text),
+            re.search(LOSSES, text),
+            hands_on_logits(scope),
+            is_last and LABELS.search(text),
+        )
+        return any(reads)
 
     # == Results ==
 
@@ -645,6 +630,48 @@ def function_text(scope: Scope) -> str:
     if not isinstance(scope.node, FUNCTIONS):
         return scope.module.source.text
     return "\n".join(lines[scope.node.lineno - 1 : scope.node.end_lineno])
+
+
+def is_asked_for_logits(call: ast.Call, scope: Scope) -> bool:
+    """Whether `.logits` of what a call gives is read at once, as only a language model has them."""
+    for node in ast.walk(scope.node):
+        if isinstance(node, ast.Attribute) and node.attr == "logits" and node.value is call:
+            return True
+    return False
+
+
+def hands_on_logits(scope: Scope) -> bool:
+    """Whether logits leave a function: returned, yielded, or stored on its object."""
+    bindings = [binding for group in scope.bindings.values() for binding in group]
+    bindings.sort(key=lambda binding: binding.position)
+    names = set[str]()
+    for binding in bindings:
+        node = binding.value
+        if binding.kind == "call" and isinstance(node, ast.Call):  # parts.append(logits)
+            node = ast.Tuple(node.args) if called_name(node) in ("append", "extend") else None
+        if node is not None and holds_logits(node, names):
+            names.add(binding.name)
+    if any(name.startswith(f"{scope.self_name}.") for name in names if scope.self_name):
+        return True
+    return any(holds_logits(node, names) for node in (*scope.returns, *scope.yields))
+
+
+def holds_logits(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression gives logits or what is computed of them, but not the choice of a
+    token, a shape or a number.   names: that hold logits."""
+    if isinstance(node, ast.Call) and (CHOOSES.search(called_name(node)) or is_measure(node)):
+        return False
+    if isinstance(node, ast.Attribute) and node.attr in ("shape", "device", "dtype"):
+        return False
+    is_attribute = isinstance(node, ast.Attribute) and node.attr == "logits"
+    is_item = isinstance(node, ast.Subscript) and getattr(node.slice, "value", "") == "logits"
+    if is_attribute or is_item or dotted_name(node) in names:
+        return True
+    return any(holds_logits(child, names) for child in ast.iter_child_nodes(node))
+
+
+def is_measure(call: ast.Call) -> bool:
+    return called_name(call) in ("len", "size", "item")
 
 
 def names_in(*nodes: ast.AST) -> set[str]:

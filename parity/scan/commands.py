@@ -11,7 +11,13 @@ from typing import Any
 
 from parity.environment.output_paths import file_to_write
 from parity.goldens.folder import write_whole
-from parity.scan.baseline import Baseline, read_baseline, write_baseline, write_sites
+from parity.scan.baseline import (
+    Baseline,
+    read_baseline,
+    refuse_outside,
+    write_baseline,
+    write_sites,
+)
 from parity.scan.page import page
 from parity.scan.report import Console, counted
 from parity.scan.scan import Scan, scan
@@ -35,6 +41,7 @@ named and changes no exit code."""
 def run_scan(args: argparse.Namespace) -> int:
     found = scan(args.paths or ["."])
     baseline_path = Path(args.baseline or Path(args.goldens) / "scan.json")
+    refuse_outside(baseline_path, args.goldens)
     baseline = baseline_for(args, baseline_path)
     if args.json is not None:
         write_json(args.json, found)
@@ -42,7 +49,8 @@ def run_scan(args: argparse.Namespace) -> int:
         is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         print(Console(colour=is_terminal, is_full=args.all).text(found))
     if args.html is not None:
-        write_whole(args.html, page(found).encode("utf-8", "replace"))
+        scanned = ", ".join(os.path.abspath(path) for path in args.paths or ["."])
+        write_whole(args.html, page(found, scanned).encode("utf-8", "replace"))
         say(args, f"wrote {args.html}")
     if args.write:
         added, known = write_sites(args.goldens, found.blocks)

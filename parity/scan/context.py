@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from parity.scan.blocks import Block, function_text
-from parity.scan.evaluator import Evaluator, source_text
+from parity.scan.evaluator import SETTINGS, Evaluator, merged, source_text
 from parity.scan.flow import Flow, Outcome
-from parity.scan.index import Scope, dotted_name, start_of
+from parity.scan.index import Scope, called_name, dotted_name, start_of
 from parity.scan.kinds import Kinds, Thing
-from parity.scan.origins import Fact, fact_of, not_said
+from parity.scan.origins import Fact, fact_of, fact_of_rest, not_said
 from parity.scan.values import (
     ABSENT,
     Absent,
@@ -32,12 +32,15 @@ from parity.scan.values import (
     Unknown,
     Value,
     choose,
+    joined,
     options_of,
     plain,
 )
 
 GENERATION_CONFIG = not_said("the checkpoint's generation_config.json")
-PREPARES = {"__init__", "__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
+TENSORS = re.compile(r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual")
+ITEMS = {"__getitem__", "__call__", "__iter__", "collate_fn", "collate", "tokenize"}
+PREPARES = {"__init__", *ITEMS}
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,15 @@ class Surroundings:
             level = above
         return found[:8]
 
+    @cached_property
+    def item_makers(self) -> list[Scope]:
+        """What prepares the items of data sets and collators that the callers make."""
+        seen = {id(self.block.scope)}
+        found = list[Scope]()
+        for scope in self.callers[:3]:
+            found += self.callees(scope, 1, seen)
+        return [scope for scope in found if scope.owner is not None and scope.name in ITEMS]
+
     def calls(
         self, scopes: Sequence[Scope], accepts: Callable[[ast.Call], bool]
     ) -> Iterator[tuple[ast.Call, Scope]]:
@@ -138,8 +150,8 @@ class Context:
         if block.library == "vllm":
             return self.sampling_params(given)
         config = given.entries.get("generation_config") or given.entries.get("generate_kwargs")
-        if config is None and block.is_remote:
-            config = self.remote_config()
+        if config is None and block.form in ("generate", "chat"):
+            config = self.positional_config()
         table = self.model_config()
         if block.library == "pipeline":
             for load in block.thing.loads[:1]:
@@ -160,20 +172,19 @@ class Context:
                 self.block.node.args[position], self.evaluator.frame(self.block.scope)
             )
         self.has_sampling_params = value is not None
-        return self.config_of(value) if value is not None else Dict({})
+        return self.config_of(value) if value is not None else Dict({}, given.rest)
 
-    def remote_config(self) -> Value | None:
-        """The generation settings among the positional arguments of `model.chat(tokenizer, pixels,
-        question, config)`."""
+    def positional_config(self) -> Value | None:
+        """The settings among positional arguments: `model.generate(ids, config)`,
+        `model.chat(tokenizer, pixels, question, config)`."""
         frame = self.evaluator.frame(self.block.scope)
-        for node in self.block.node.args[1:5]:
+        for node in self.block.node.args[1 : 5 if self.block.is_remote else 2]:
             value = self.evaluator.value(node, frame)
             inner = plain(value)
-            if (
-                isinstance(inner, Dict)
-                or "config" in dotted_name(node)
-                or "kwargs" in dotted_name(node)
-            ):
+            is_config = isinstance(inner, Dict) or (
+                isinstance(inner, Call) and is_config_call(inner)
+            )
+            if is_config or SETTINGS.search(dotted_name(node).lower()):
                 return value
         return None
 
@@ -189,16 +200,9 @@ class Context:
             given = self.kinds.given(inner.scope, inner.name)
             if len(given) == 1 and isinstance(plain(given[0]), Call):
                 value = Changed(given[0], getattr(value, "attributes", {}))
-        tables = [self.one_config(option) for option in options_of(value)]
-        if len(tables) == 1:
-            return tables[0]
-        keys = {key for table in tables for key in table.entries}
-        entries = {
-            key: choose([table.entries.get(key, ABSENT) for table in tables])
-            for key in sorted(keys)
-        }
-        rest = tuple(rest for table in tables for rest in table.rest)
-        return Dict(entries, rest)
+        later = attributes_of(value)
+        options = options_of(plain(value))
+        return joined([self.one_config(Changed(option, later)) for option in options])
 
     def one_config(self, value: Value) -> Dict:
         set_later = attributes_of(value)
@@ -207,17 +211,27 @@ class Context:
             table = inner
         elif isinstance(inner, Call) and is_config_call(inner):
             table = self.evaluator.keywords(inner.node, inner.frame)
+            if called_name(inner.node) == "from_dict" and inner.node.args:
+                given = self.evaluator.value(inner.node.args[0], inner.frame)
+                table = merged(merged(Dict({}), given), table)
         elif isinstance(inner, Literal):
             table = Dict({})
         else:
             table = Dict({}, (value,))
+        rest = tuple(one for one in table.rest if not self.is_checkpoint_config(plain(one)))
         entries = dict(table.entries)
         for key, item in set_later.items():
-            before = entries.get(key) or (Item(table.rest[0], key) if table.rest else ABSENT)
+            before = entries.get(key) or (Item(rest[0], key) if rest else ABSENT)
             entries[key] = choose(
                 [before if isinstance(option, Absent) else option for option in options_of(item)]
             )
-        return Dict(entries, table.rest)
+        return Dict(entries, rest)
+
+    def is_checkpoint_config(self, value: Value) -> bool:
+        """Whether a value is `model.generation_config`: the checkpoint decides what it holds."""
+        if not isinstance(value, Member) or value.name != "generation_config":
+            return False
+        return self.kinds.of(value.base).kind == "model"
 
     def model_config(self) -> Dict:
         """What was set on `model.generation_config`."""
@@ -255,17 +269,8 @@ class Context:
     def rest_fact(self) -> Fact | None:
         """What stands for a setting that may be among `**kwargs`; None where no such are taken."""
         for rest in self.settings.rest:
-            inner = plain(rest)
-            if id(rest) in self.inputs or self.is_input(rest):
-                continue
-            if isinstance(inner, Argument):
-                return Fact(None, f"arg {inner.name}", f"**{inner.name}")
-            if isinstance(inner, Option):
-                return Fact(
-                    None, f"arg {inner.name}" if inner.is_argument else "config", f"**{inner.name}"
-                )
-            fact = fact_of(inner, GENERATION_CONFIG)
-            return Fact(None, "config" if fact.source == "config" else "computed", f"**{fact.text}")
+            if id(rest) not in self.inputs and not self.is_input(rest):
+                return fact_of_rest(rest)
         return None
 
     @cached_property
@@ -286,36 +291,22 @@ class Context:
         for option in options_of(value):
             inner = plain(option)
             name = inner.name if isinstance(inner, (Argument, Option, Symbol)) else ""
-            if re.search(
-                r"input|encod|batch|tensor|image|video|audio|feature|prompt|media|visual", str(name)
-            ):
+            if TENSORS.search(str(name)) and not SETTINGS.search(str(name)):
                 continue
-            if isinstance(inner, (Call, Element, Unknown)) and self.is_encoded(inner):
-                continue
-            return False
+            if not self.kinds.is_encoded(inner) and not is_named_as_input(inner):
+                return False
         return True
 
-    def is_encoded(self, value: Value, depth: int = 0) -> bool:
-        """Whether a value is what a tokenizer or a processor made."""
-        inner = plain(value)
-        if isinstance(inner, Call):
-            return self.is_encoding_call(inner, depth)
-        if isinstance(inner, Unknown):
-            return re.search(r"input|encod|\.to\(", inner.text) is not None
-        if isinstance(inner, (Member, Item, Element)) and depth < 6:
-            return self.is_encoded(inner.base, depth + 1)
-        return False
 
-    def is_encoding_call(self, call: Call, depth: int) -> bool:
-        callee = plain(call.callee)
-        if self.kinds.of(callee).kind in ("tokenizer", "processor"):
-            return True
-        if isinstance(callee, Member) and depth < 6:
-            is_rendered = callee.name == "apply_chat_template"
-            if is_rendered or self.is_encoded(callee.base, depth + 1):
-                return True
-        text = source_text(call.node, 200)
-        return re.search(r"processor|tokeniz|encode|prepare|collat|inputs", text) is not None
+def is_named_as_input(value: Value) -> bool:
+    """Whether a value is not known, and what makes it is called so that it makes tensors."""
+    while isinstance(value, (Member, Item, Element)):
+        value = plain(value.base)
+    if isinstance(value, Unknown):
+        return re.search(r"input|encod|\.to\(", value.text) is not None
+    name = source_text(value.node.func, 200) if isinstance(value, Call) else ""
+    is_named = re.search(r"processor|tokeniz|encode|prepare|collat|inputs", name) is not None
+    return is_named and not SETTINGS.search(name)
 
 
 def attributes_of(value: Value) -> dict[str, Value]:

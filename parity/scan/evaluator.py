@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from parity.scan.index import (
+    BASES,
     END,
     Arm,
     Binding,
@@ -48,6 +49,7 @@ from parity.scan.values import (
     Unknown,
     Value,
     choose,
+    joined,
     literal_of,
     options_of,
     plain,
@@ -56,7 +58,6 @@ from parity.scan.values import (
 MAX_CALLS = 5  # functions within functions that are followed
 MAX_NESTING = 80  # evaluations within evaluations
 MAX_STEPS = 5000  # evaluations for one question
-BASES = ("assign", "unpack", "element", "unknown", "augment")
 ITEMS = ("item", "update", "pop", "setdefault")
 SETTINGS = re.compile(r"(config|cfg|conf|args|kwargs|params|settings|options|hparams)$")
 CASTS = {"int": int, "float": float, "bool": bool, "str": str}
@@ -243,6 +244,23 @@ class Evaluator:
                 found = Dict(found.entries, (*found.rest, Unknown(source_text(node))))
         return found
 
+    def value_ListComp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
+        return Unknown(source_text(node), (self.value(node.elt, frame),))
+
+    value_GeneratorExp = value_ListComp  # noqa: N815 - named by ast
+
+    def value_DictComp(self, node: ast.DictComp, frame: Frame) -> Value:
+        """`{k: v for k, v in d.items() if v is not None}` is d: None is what was not given."""
+        first = node.generators[0]
+        pair = [dotted_name(node.key), dotted_name(node.value)]
+        targets = [dotted_name(part) for part in getattr(first.target, "elts", ())]
+        is_filtered = any(not is_none_test(test, pair[1]) for test in first.ifs)
+        items = first.iter.func if isinstance(first.iter, ast.Call) else None
+        is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
+        if len(node.generators) > 1 or is_filtered or not is_of_items or targets != pair:
+            return Unknown(source_text(node))
+        return self.value(items.value, frame)  # type: ignore[union-attr]
+
     def value_JoinedStr(self, node: ast.JoinedStr, frame: Frame) -> Value:
         parts = [
             self.value(part.value, frame)
@@ -358,7 +376,9 @@ class Evaluator:
         if binding.value is None:
             return Unknown(binding.name)
         if binding.kind == "augment":
-            return Unknown(f"{binding.name} changed by {source_text(binding.value)}")
+            before = self.named(binding.name, inside, start_of(binding.value))
+            text = f"{binding.name} changed by {source_text(binding.value)}"
+            return Unknown(text, (before, self.value(binding.value, inside)))
         value = self.value(binding.value, inside)
         if binding.kind == "element":
             return self.element(value)
@@ -390,6 +410,9 @@ class Evaluator:
         scope = frame.scope
         if name in scope.parameters:
             return self.parameter(name, frame)
+        for inner in scope.nested if scope.qualname else ():
+            if inner.name == name and inner.owner is None:
+                return Function(inner)
         if scope.qualname and name in scope.imports:
             target = scope.imports[name]
             local = self.repository.find(target, scope.module)
@@ -474,21 +497,34 @@ class Evaluator:
             needed = reaching.condition(binding)
             if needed is None:
                 continue
-            if binding.kind in ITEMS and binding.name == name:
+            attribute = binding.name[len(name) + 1 :]
+            if attribute:
+                self.set_attribute(attributes, value, attribute, (binding, needed, frame))
+            elif binding.kind in ITEMS:
                 value = self.with_item(value, binding, frame, needed)
             elif binding.kind == "call" and isinstance(binding.value, ast.Call):
                 effects.append(
                     Effect(getattr(binding.value.func, "attr", ""), binding.value, frame)
                 )
-            elif binding.kind in BASES and binding.name != name:
-                suffix = binding.name[len(name) + 1 :]
-                new = self.bound(binding, frame)
-                attributes[suffix] = self.conditional(
-                    attributes.get(suffix), new, needed, binding.name
-                )
         if attributes or effects:
             return Changed(value, attributes, tuple(effects))
         return value
+
+    def set_attribute(
+        self,
+        attributes: dict[str, Value],
+        value: Value,
+        name: str,
+        change: tuple[Binding, list[Arm], Frame],
+    ) -> None:
+        """What a binding does to an attribute of a value: it sets it, or an item of it."""
+        binding, needed, frame = change
+        if binding.kind in BASES:
+            new = self.bound(binding, frame)
+            attributes[name] = self.conditional(attributes.get(name), new, needed, binding.name)
+        elif not isinstance(plain(value), Instance):  # of which all methods are followed
+            old = attributes.get(name) or self.attribute(value, name)
+            attributes[name] = self.with_item(old, binding, frame, needed)
 
     def effects(self, scope: Scope, name: str) -> list[Binding]:
         """What a scope does to a name and to its attributes, in order."""
@@ -503,7 +539,7 @@ class Evaluator:
         if name in scope.bindings:
             found += [binding for binding in scope.bindings[name] if binding.kind not in BASES]
         for other in scope.below.get(name, ()):
-            found += [binding for binding in scope.bindings[other] if binding.kind in BASES]
+            found += [binding for binding in scope.bindings[other] if binding.kind != "call"]
         return sorted(found, key=lambda binding: binding.position)
 
     @staticmethod
@@ -517,8 +553,9 @@ class Evaluator:
 
     def with_item(self, value: Value, binding: Binding, frame: Frame, needed: list[Arm]) -> Value:
         """A dictionary after `d[k] = v`, `d.update(...)`, `d.pop(k)`, `d.setdefault(k, v)`."""
-        base = plain(value)
-        table = base if isinstance(base, Dict) else Dict({}, (value,))
+        options = [plain(option) for option in options_of(plain(value))]
+        tables = [option for option in options if isinstance(option, Dict)]
+        table = joined(tables) if len(tables) == len(options) else Dict({}, (value,))
         if binding.kind == "update":
             return merged(table, self.updated(binding, frame), is_sure=not needed)
         is_known, key = (
@@ -602,13 +639,11 @@ class Evaluator:
             return Symbol(base.module.imports.get(name, f"{base.module.name}.{name}"))
         return self.definition(found, base.module, name)
 
-    def attribute_of_Instance(self, base: Instance, name: str) -> Value:
+    def attribute_of_Instance(self, base: Instance | ClassValue, name: str) -> Value:
         found = self.class_attribute(base.cls, name, base)
         return Member(base, name) if found is None else found
 
-    def attribute_of_ClassValue(self, base: ClassValue, name: str) -> Value:
-        found = self.class_attribute(base.cls, name, base)
-        return Member(base, name) if found is None else found
+    attribute_of_ClassValue = attribute_of_Instance  # noqa: N815 - named by classes of values
 
     def attribute_of_Argument(self, base: Argument, name: str) -> Value:
         cls = self.annotated_class(base)
@@ -649,9 +684,6 @@ class Evaluator:
                 or Option(name)
             )
         return Member(base, name)
-
-    def attribute_of_Symbol_flags(self, module: Module, name: str) -> Value:
-        return self.option_of(module, name) or Option(name)
 
     def parsed_field(self, callee: Member, base: Item, name: str) -> Value | None:
         """A field of a dataclass that a command line fills: HfArgumentParser((A, B))."""
@@ -703,14 +735,13 @@ class Evaluator:
             return Unknown(name)
         self.active.add(key)
         try:
-            lineage = list(self.ancestors(cls))
-            found = self.defined_attribute(lineage, name, owner)
-            if found is None:
-                below = self.repository.subclasses.get(cls.name, ())
-                values = [self.defined_attribute([sub], name, Instance(sub)) for sub in below]
-                some = [value for value in values if value is not None]
-                return choose(some) if some and len(some) <= 8 else None
-            return found
+            found = self.defined_attribute(list(self.ancestors(cls)), name, owner)
+            if found is not None and not is_placeholder(found):
+                return found
+            below = self.repository.subclasses.get(cls.name, ())
+            values = [self.defined_attribute([sub], name, Instance(sub)) for sub in below]
+            some = [value for value in values if value is not None and not is_placeholder(value)]
+            return choose(some) if some and len(some) <= 8 else found
         finally:
             self.active.discard(key)
 
@@ -727,12 +758,9 @@ class Evaluator:
                 return Function(method, owner)
         stored = [self.stored_attribute(cls, name, owner) for cls in lineage]
         values = [value for value in stored if value is not None]
-        if values:
-            return values[0]
-        for cls in lineage:
-            if name in cls.fields:
-                return self.field_value(cls, name, owner)
-        return None
+        fields = [self.field_value(cls, name, owner) for cls in lineage if name in cls.fields]
+        real = [value for value in (*values, *fields) if not is_placeholder(value)]
+        return next(iter([*real, *values, *fields]), None)
 
     def field_value(self, cls: Class, name: str, owner: Value) -> Value:
         """A class attribute; of an object, what its constructor was given."""
@@ -757,7 +785,7 @@ class Evaluator:
         return Option(name, value, is_argument=False)
 
     def stored_attribute(self, cls: Class, name: str, owner: Value) -> Value | None:
-        """What the methods of a class assign to `self.name`, `__init__` first."""
+        """What the methods of a class assign to `self.name`, that of `__init__` first."""
         values = list[Value]()
         for method in sorted(cls.methods.values(), key=lambda method: method.name != "__init__"):
             dotted = f"{method.self_name}.{name}"
@@ -769,8 +797,8 @@ class Evaluator:
             if not found:  # each is in an arm that leaves; the attribute stays after a return
                 found = [(binding, []) for binding in reversed(bindings)]
             values.append(self.chosen(found, dotted, frame, END))
-            if method.name == "__init__" and not is_placeholder(values[-1]):
-                break
+            if method.name == "__init__" and not literal_of(values[-1])[0]:
+                break  # what it is given, or makes, stays
         real = [value for value in values if not is_placeholder(value)] or values
         if not real:
             return None
@@ -866,7 +894,10 @@ class Evaluator:
         words = [literal_of(self.value(argument, frame))[1] for argument in node.args[:2]]
         if not words or not all(isinstance(word, str) for word in words):
             return None
-        return Symbol(".".join(words))
+        name = ".".join(words)
+        module = frame.scope.module
+        found = self.repository.find(name, module)
+        return Symbol(name) if found is None else self.definition(found, module, name)
 
     def cast(self, name: str, value: Value, node: ast.Call) -> Value:
         is_known, constant = literal_of(value)
@@ -888,10 +919,10 @@ class Evaluator:
         return value
 
     def dictionary_method(self, node: ast.Call, frame: Frame) -> Value | None:
-        """`d.get(k, v)`, `d.pop(k, v)`, `d.copy()`."""
+        """`d.get(k, v)`, `d.pop(k, v)`, `d.copy()`, `params.clone()`."""
         assert isinstance(node.func, ast.Attribute)
         method = node.func.attr
-        if method == "copy" and not node.args:
+        if method in ("copy", "clone") and not node.args:
             return self.value(node.func.value, frame)
         if method not in ("get", "pop", "setdefault") or not node.args:
             return None
@@ -1124,16 +1155,16 @@ def is_missing_test(test: ast.expr, name: str) -> bool:
 
 def is_given_test(test: ast.expr, name: str) -> bool:
     """Whether a test holds where a value was given: `x`, `x is not None`."""
-    if not name:
+    return bool(name) and (dotted_name(test) == name or is_none_test(test, name))
+
+
+def is_none_test(test: ast.expr, name: str) -> bool:
+    """`x is not None`"""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.IsNot):
         return False
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
-        other = test.comparators[0]
-        return (
-            isinstance(other, ast.Constant)
-            and other.value is None
-            and dotted_name(test.left) == name
-        )
-    return dotted_name(test) == name
+    other = test.comparators[0]
+    is_none = isinstance(other, ast.Constant) and other.value is None
+    return is_none and len(test.ops) == 1 and dotted_name(test.left) == name
 
 
 def mentions(node: ast.AST, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from parity.scan.blocks import Block, function_text
+from parity.scan.load_facts import is_encoder_decoder
 from parity.scan.origins import Fact
 from parity.scan.prompt_facts import PromptFacts
 from parity.scan.result_facts import ResultFacts
@@ -23,7 +24,6 @@ VLM = re.compile(
     r"Vision|VL|Llava|LLaVA|ImageText|Idefics|Video|Multimodal|Image|Qwen2_5_VL|Mllama"
     r"|Gemma3ForCond|Fuyu|Blip|Kosmos"
 )
-SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
 
 
 class Facts(PromptFacts, SamplingFacts, ResultFacts):
@@ -52,4 +52,4 @@ def kind_of(block: Block) -> str:
         return "vlm"
     if re.search(r"Image\.open|<image>|<img>|\bimages?\b(?!=\[)|image_(path|url|file)", text):
         return "vlm"
-    return "seq2seq" if SEQ2SEQ.search(names) else "text"
+    return "seq2seq" if is_encoder_decoder(block) else "text"

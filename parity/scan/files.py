@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parity.goldens.folder import read_regular
+
 SKIPPED = {  # folders that hold other people's code, or copies of one's own
     ".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "env", "virtualenv", "node_modules",
     "site-packages", "dist-packages", "build", "dist", "__pycache__", ".ipynb_checkpoints",
@@ -28,6 +30,7 @@ LOADERS = (
     "load_model",
     "load_pretrained_model",
 )  # and none of these loads one
+MOST_BYTES = 256 << 20  # of a file; a notebook may hold images
 MAGIC = re.compile(r"^\s*(?:[!%?]|\w+\s*\?)")  # of IPython: no Python
 
 
@@ -117,7 +120,7 @@ def find_files(paths: Sequence[str]) -> Found:
 def read(path: str) -> Source:
     """A file as text. What is wrong with it stands in `problem`."""
     try:
-        return source_of(path, Path(path).read_bytes())
+        return source_of(path, read_regular(Path(path), MOST_BYTES, follow=True))
     except OSError as error:
         return Source(path, problem=error.strerror or str(error))
 
@@ -161,9 +164,12 @@ def notebook_code(text: str) -> tuple[str, list[int], list[int]]:
     """The code of a notebook's cells as one module; for each of its lines the line in the
     notebook's file
     and the number of its cell. Raises ValueError for what is no notebook."""
-    book = json.loads(text)
+    try:
+        book = json.loads(text)
+    except RecursionError:
+        raise ValueError("this is no notebook: its JSON is nested too deep") from None
     cells = book.get("cells") if isinstance(book, dict) else None
-    if not isinstance(cells, list):
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise ValueError("this is no notebook: it has no cells")
     raw = text.split("\n")
     code = list[str]()
@@ -193,7 +199,7 @@ def cell_lines(cell: dict[str, object]) -> list[str]:
     lines = [plain_line(line) for line in lines]
     try:
         ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [f"# {line}" for line in lines]
     return lines
 

@@ -12,6 +12,7 @@ from parity.scan.facts import Facts
 from parity.scan.groups import Group, comparable
 from parity.scan.index import called_name, dotted_name, start_of
 from parity.scan.origins import Fact, fact_of, not_said
+from parity.scan.prompt_facts import TOKENIZER_CONFIG
 from parity.scan.site import ScannedBlock
 from parity.scan.values import Literal, plain
 
@@ -72,11 +73,7 @@ def pads_on_unsaid_side(block: ScannedBlock, facts: Facts) -> bool:
         and block.kind in ("text", "vlm")
         and not block.block.is_remote
     )
-    return (
-        is_causal
-        and is_batched(block)
-        and block.facts["padding_side"].source.startswith("not said")
-    )
+    return is_causal and is_batched(block) and block.facts["padding_side"] == TOKENIZER_CONFIG
 
 
 def pads_right(block: ScannedBlock, facts: Facts) -> bool:

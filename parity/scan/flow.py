@@ -45,14 +45,13 @@ KEEPS = {
     "next", "iter", "str", "append", "extend", "items", "values", "array", "strip", "get", "text",
     "ravel", "cast",
 }  # fmt: skip
-COUNTS = {"len", "range", "isinstance", "print", "type", "max", "min", "sum", "find", "index"}
+SEARCHES = {"find", "index", "rfind", "rindex", "start", "end"}
+COUNTS = SEARCHES | {"len", "range", "isinstance", "print", "type", "max", "min", "sum", "count"}
 PROMPTS = re.compile(
     r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE
 )
-ROLES = re.compile(
-    r"assistant|\[/INST\]|ASSISTANT|Response|Answer|model\n|<\|im_start\|>|start_header|GPT|bot",
-    re.I,
-)
+TURNS = re.compile(r"assistant|\[/INST\]|model\n|<\|im_start\|>|start_header|GPT|bot", re.I)
+ANSWERS = re.compile(r"Response|Answer", re.I)
 TEXT_KEYS = ("generated_text", "text", "summary_text", "translation_text", "answer", "content")
 MAX_HOPS = 3
 READ = (ast.Call, ast.Subscript, ast.For, ast.ListComp, ast.GeneratorExp, ast.SetComp)
@@ -234,7 +233,7 @@ class Body:
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
-        if name in DECODES or is_map_of_decode(node):
+        if self.is_decode(node) or is_map_of_decode(node):
             return TEXT if inside else ""
         own = self.stage(node.func.value) if isinstance(node.func, ast.Attribute) else ""
         if own and name in STRING_METHODS:
@@ -248,14 +247,21 @@ class Body:
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
         """What a function makes of a result: of the repository it is followed; of another its name
         decides."""
-        callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
-        for option in options_of(callee):
-            inner = plain(option)
-            if isinstance(inner, Function):
-                self.enter(inner.scope, node, stage)
-                has_decode = any(called_name(call) in DECODES for call in inner.scope.calls)
-                return TEXT if has_decode else stage
+        own = self.own_function(node)
+        if own is not None:
+            self.enter(own, node, stage)
+            return TEXT if any(called_name(call) in DECODES for call in own.calls) else stage
         return TEXT if "decode" in called_name(node) else stage
+
+    def own_function(self, node: ast.Call) -> Scope | None:
+        """The function of the repository that a call calls."""
+        callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
+        functions = [plain(option) for option in options_of(callee)]
+        return next((one.scope for one in functions if isinstance(one, Function)), None)
+
+    def is_decode(self, node: ast.Call) -> bool:
+        """Whether a call is a tokenizer's, and no function of the repository of that name."""
+        return called_name(node) in DECODES and self.own_function(node) is None
 
     def enter(self, scope: Scope, node: ast.Call, stage: str) -> None:
         """Follow a result into a function of the repository."""
@@ -305,7 +311,7 @@ class Body:
         outcome = self.flow.outcome
         name = called_name(node)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if name in DECODES and self.latest(*arguments):
+        if self.is_decode(node) and self.latest(*arguments):
             outcome.decodes.append((node, self.scope))
             outcome.is_decoded_together |= name in ("batch_decode", "decode_batch")
         elif is_map_of_decode(node):
@@ -360,20 +366,56 @@ class Body:
         if not isinstance(last, ast.Slice):
             outcome.is_indexed |= isinstance(last, ast.Constant) and last.value == 0
             return
-        # A number, as of `ids[1:]`, is a token or a character; the length of a prompt is none.
-        if last.lower is not None and not is_number(last.lower):
-            outcome.slices.append("by_len" if stage == IDS else "by_text")
+        if stage == TEXT and self.is_list(inner):
+            return  # of some of the texts
+        self.read_bound(last.lower, stage, is_start=True)
+        self.read_bound(last.upper, stage, is_start=False)
+
+    def is_list(self, node: ast.expr) -> bool:
+        """Whether a value is surely a list of texts."""
+        if isinstance(node, ast.Call):
+            return called_name(node) in ("batch_decode", "list", "sorted")
+        values = [binding.value for binding in self.scope.bindings.get(dotted_name(node), ())]
+        is_known = all(value is not None and dotted_name(value) == "" for value in values)
+        if values and is_known:
+            return all(value is not None and self.is_list(value) for value in values)
+        return isinstance(node, (ast.List, ast.ListComp))
+
+    def read_bound(self, bound: ast.expr | None, stage: str, *, is_start: bool) -> None:
+        """`text[n:]` takes the prompt off where n is no number, as of `ids[1:]`, and was not
+        searched for; what was searched for is cut by hand."""
+        if bound is None or is_zero(bound):
             return
-        bound = last.upper or last.lower
-        if bound is not None and not is_zero(bound) and stage == TEXT:
+        outcome = self.flow.outcome
+        markers = self.searches(bound)
+        is_of_prompt = any(is_prompt(node) or TURNS.search(ast.unparse(node)) for node in markers)
+        is_prompt_end = is_start and (is_of_prompt or not (markers or is_number(bound)))
+        if is_prompt_end:
+            outcome.slices.append("by_len" if stage == IDS else "by_text")
+        if markers or (stage == TEXT and not is_prompt_end):
             outcome.cuts.append(source_text(bound, 40))
+
+    def searches(self, bound: ast.expr) -> list[ast.expr]:
+        """What is searched for to find a bound, or the object that was found: of `text.find(x)`,
+        `match.end()`, and of names that hold such."""
+        nodes = [bound]
+        for part in ast.walk(bound):
+            bindings = self.scope.bindings.get(dotted_name(part), ())
+            nodes += [binding.value for binding in bindings if binding.value is not None]
+        found = list[ast.expr]()
+        for node in nodes:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Call) and called_name(part) in SEARCHES:
+                    found += part.args[:1] or [part.func]
+        return found
 
     def read_split(self, node: ast.Subscript, call: ast.Call) -> None:
         outcome = self.flow.outcome
         index = node.slice
         is_first = is_zero(index)
         marker = source_text(call.args[0], 40)
-        if not is_first and (is_prompt(call.args[0]) or ROLES.search(marker)):
+        is_turn = TURNS.search(marker) or ANSWERS.search(marker)
+        if not is_first and (is_prompt(call.args[0]) or is_turn):
             outcome.slices.append("by_text")
         else:
             outcome.cuts.append(marker)

@@ -13,7 +13,7 @@ from parity.scan.site import ScannedBlock
 
 LIKENESS = 0.45  # of the names that two functions call; copies in lmms-eval have 0.5 to 0.9
 UNDECIDED = (  # of these nothing follows for the comparison
-    "whoever", "not in this repository", "nothing is decoded", "no chat template", "pads nothing",
+    "whoever", "this repository", "nothing is decoded", "no chat template", "pads nothing",
 )  # fmt: skip
 LIKENESS_OF_NAMESAKES = 0.25  # where the functions have the same name as well
 COMMON = {
@@ -90,12 +90,13 @@ def is_sibling(block: ScannedBlock, group: Group, known: dict[int, frozenset[str
 def comparable(fact: Fact) -> str | None:
     """A fact as it is compared among siblings; None where its value is not known."""
     if fact.is_literal or fact.value is not None:
-        return repr(fact.value)
+        is_number = isinstance(fact.value, int) and not isinstance(fact.value, bool)
+        return repr(float(fact.value) if is_number else fact.value)
     if any(words in fact.source for words in UNDECIDED):
         return None
     if fact.source.startswith("not said"):
         _, opened, default = fact.source.rpartition(" (")
-        known = {"True)": "True", "False)": "False", "1)": "1", "1.0)": "1.0"}
+        known = {"True)": "True", "False)": "False", "1)": "1.0", "1.0)": "1.0"}
         return known.get(default, "not said") if opened else "not said"
     return None
 
@@ -106,10 +107,13 @@ def differs(facts: Iterable[Fact]) -> bool:
 
 
 def group_name(blocks: Sequence[ScannedBlock]) -> str:
-    """What most of the functions are called; of code outside functions, the folder."""
-    names = [block.function.rpartition(".")[2] for block in blocks]
-    [(name, _)] = Counter(names).most_common(1)
-    return name or os.path.basename(os.path.dirname(blocks[0].file)) or "scripts"
+    """What the functions are called, the usual name first; outside functions, the folder."""
+    folder = os.path.basename(os.path.dirname(blocks[0].file)) or "scripts"
+    names = Counter(block.function.rpartition(".")[2] or folder for block in blocks)
+    first, *others = [name for name, _ in names.most_common()]
+    if len(others) > 2:
+        return f"{first} and {len(others)} other names"
+    return ", ".join([first, *others])
 
 
 def make_groups(blocks: Sequence[ScannedBlock]) -> list[Group]:

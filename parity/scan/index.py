@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,18 @@ Position = tuple[int, int]  # line, column
 END: Position = (10**9, 0)
 MAX_OTHERS = 12  # modules that mention no model, and are read for the calls of one function
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.comprehension}
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, *COMPREHENSIONS}
 LEAVES = {
     ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub,
     ast.Mult, ast.Div, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot,
     ast.In, ast.NotIn, ast.Not, ast.USub,
 }  # fmt: skip
+SEEDS = re.compile(
+    r"(^|[._])(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed"
+    r"|enable_full_determinism)$"
+)
+BASES = {"assign", "unpack", "element", "unknown", "augment"}  # bindings that give a name a value
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -101,13 +108,17 @@ class Scope:
     imports: dict[str, str] = field(default_factory=dict)
     calls: list[ast.Call] = field(default_factory=list)
     returns: list[ast.expr] = field(default_factory=list)
+    yields: list[ast.expr] = field(default_factory=list)
     nested: list[Scope] = field(default_factory=list)
     globals: set[str] = field(default_factory=set)
-    is_generator: bool = False
 
     @property
     def name(self) -> str:
         return self.qualname.rpartition(".")[2]
+
+    @property
+    def is_generator(self) -> bool:
+        return bool(self.yields)
 
     @property
     def arguments(self) -> ast.arguments | None:
@@ -335,7 +346,9 @@ class Builder:
     def visit_If(self, node: ast.If, scope: Scope, prefix: str) -> None:
         self.expression(node.test, scope, prefix)
         arms = 2 if node.orelse else 0
-        self.arm(scope, node, node.body, (0, arms, node.test))
+        is_main = isinstance(node.test, ast.Compare) and dotted_name(node.test.left) == "__name__"
+        if not is_main:  # of a script, it runs
+            self.arm(scope, node, node.body, (0, arms, node.test))
         self.arm(scope, node, node.orelse, (1, arms, node.test))
         self.block(node.body, scope, prefix)
         self.block(node.orelse, scope, prefix)
@@ -356,7 +369,7 @@ class Builder:
 
     def visit_For(self, node: ast.For, scope: Scope, prefix: str) -> None:
         self.expression(node.iter, scope, prefix)
-        self.bind_elements(node.target, node.iter, scope)
+        self.bind_elements(node.target, node.iter, scope, end_of(node.iter))
         scope.loops.append((start_of(node), end_of(node)))
         self.block(node.body, scope, prefix)
         self.block(node.orelse, scope, prefix)
@@ -421,8 +434,9 @@ class Builder:
                 path or None,
             )
 
-    def bind_elements(self, target: ast.AST, iterable: ast.expr, scope: Scope) -> None:
-        position = end_of(iterable)
+    def bind_elements(
+        self, target: ast.AST, iterable: ast.expr, scope: Scope, position: Position
+    ) -> None:
         for node in ast.walk(target):
             if isinstance(node, (ast.Name, ast.Attribute)):
                 self.add(scope, dotted_name(node), "element", position, iterable)
@@ -513,9 +527,14 @@ class Builder:
         if isinstance(node, ast.NamedExpr):
             self.bind(node.target, node.value, scope, end_of(node))
         elif isinstance(node, (ast.Yield, ast.YieldFrom)):
-            scope.is_generator = True
-        elif isinstance(node, ast.comprehension):
-            self.bind_elements(node.target, node.iter, scope)
+            scope.yields.append(node.value or ast.Constant(None))
+        elif isinstance(node, COMPREHENSIONS):
+            line, column = end_of(node)  # where a statement ends that ends with it
+            end = line, column - 1
+            arm = Arm(node, 0, start_of(node), end, exits=True, test=None, arms=0)
+            scope.arms.append(arm)  # its names are seen within it only
+            for part in node.generators:
+                self.bind_elements(part.target, part.iter, scope, start_of(node))
 
     def pop_effect(self, node: ast.Call, scope: Scope) -> None:
         function = node.func
@@ -594,6 +613,18 @@ class Repository:
         return found
 
     @cached_property
+    def seeding_functions(self) -> set[str]:
+        """The last names of functions that call what seeds torch."""
+        found = set[str]()
+        for source in self.sources:
+            may_seed = "_seed(" in source.text or "seed_everything" in source.text
+            module = self.module(source) if may_seed else None
+            for scope in module.scopes if module is not None else ():
+                if any(SEEDS.search(dotted_name(call.func)) for call in scope.calls):
+                    found.add(scope.name)
+        return found - {"", "main", "__init__"}
+
+    @cached_property
     def subclasses(self) -> dict[str, list[Class]]:
         """The last name of a base -> classes that name it as theirs."""
         found: dict[str, list[Class]] = defaultdict(list)
@@ -661,8 +692,11 @@ class Repository:
             return owner.functions[name]
         if name in owner.classes:
             return owner.classes[name]
-        if name in owner.scope.bindings and not is_failed_import(owner.scope, name):
+        kinds = {binding.kind for binding in owner.scope.bindings.get(name, ())}
+        if kinds & BASES and not is_failed_import(owner.scope, name):
             return owner, name
+        if name not in owner.imports:
+            return None
         return self.find(owner.imports[name], owner, depth + 1) if depth < 6 else None
 
     def starred(self, module: Module) -> dict[str, Module]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parity.scan.evaluator import Evaluator, annotation_names
+from parity.scan.evaluator import Evaluator, annotation_names, is_placeholder
 from parity.scan.index import END, Class, Scope
 from parity.scan.values import (
     Argument,
@@ -50,6 +50,7 @@ ENCODES = re.compile(
 )
 TOKENIZES = re.compile(r"(Tokenizer|TokenizerFast|TokenizerBase|TokenizerWrapper|get_tokenizer)$")
 PROCESSES = re.compile(r"(Processor|FeatureExtractor|ProcessorMixin)$")
+SAMPLES = re.compile(r"(SamplingParams|BeamSearchParams)$")
 NETWORKS = re.compile(r"(^|\.)(PreTrainedModel|GenerationMixin|PushToHubMixin|\w+PreTrainedModel)$")
 CALLS_API = re.compile(
     r"^(openai|anthropic|litellm|google|vertexai|cohere|mistralai|together|groq|huggingface_hub"
@@ -121,9 +122,12 @@ PARTS = {  # attributes of a model that are models themselves
     "policy_model",
     "policy", "thinker", "internlm_model", "language_decoder", "lang_encoder", "vicuna_model",
 }  # fmt: skip
+TOKENIZERS = re.compile(r"^_?(\w*tokenizer|\w*processor|tok)$")
+MODEL_INPUTS = ("input_ids", "input_features", "pixel_values")
+ADAPTER_METHODS = {"load_adapter", "load_lora_weights", "add_adapter", "set_adapter"}
 MAX_DEPTH = 40
 RANK = (
-    "model", "vllm", "pipeline", "langchain", "base", "tokenizer", "processor", "classifier",
+    "model", "vllm", "params", "pipeline", "langchain", "tokenizer", "processor", "classifier",
     "encoder", "diffusers",
     "engine", "api", "network", "own",
 )  # fmt: skip
@@ -146,17 +150,35 @@ class Load:
 class Thing:
     """What an object is.   kind: one of RANK, or "unknown".   loads: the ways it may have been
     made.
-    argument: the name of the parameter that it comes in by. own: a class of the repository."""
+    argument: the name of the parameter that it comes in by. own: a class of the repository.
+    others: what else it may be, by a branch."""
 
     kind: str
     loads: tuple[Load, ...] = ()
     argument: str = ""
     own: Class | None = None
     task: str = ""
+    others: tuple[Thing, ...] = ()
 
     @property
     def name(self) -> str:
-        return self.loads[0].name if self.loads else (self.own.name if self.own else "")
+        """The class; all of them, where a condition chooses."""
+        names = dict.fromkeys(load.name for load in self.loads if load.name)
+        return " or ".join(names) or (self.own.name if self.own else "")
+
+    def may_be(self, kind: str) -> bool:
+        return kind in (self.kind, *(other.kind for other in self.others))
+
+    def only(self, kind: str) -> Thing:
+        """What it is where it is of this kind."""
+        for thing in (self, *self.others):
+            if thing.kind == kind:
+                return replace(thing, argument=self.argument, others=())
+        return Thing("unknown", argument=self.argument)
+
+    def with_loads(self, change: Callable[[Load], Load]) -> Thing:
+        others = tuple(other.with_loads(change) for other in self.others)
+        return replace(self, loads=tuple(map(change, self.loads)), others=others)
 
 
 UNKNOWN = Thing("unknown")
@@ -176,12 +198,13 @@ def class_kind(name: str) -> str:
     tables = (
         ("langchain", LANGCHAIN), ("classifier", CLASSIFIES), ("encoder", ENCODES),
         ("model", GENERATES), ("tokenizer", TOKENIZES), ("processor", PROCESSES),
+        ("params", SAMPLES),
     )  # fmt: skip
     for kind, pattern in tables:
         if pattern.search(last):
             return kind
     if last in ("AutoModel", "PreTrainedModel"):
-        return "base"
+        return "model"
     if re.search(r"(Diffusion|Flux|Img2Img|Text2Image)\w*Pipeline$", last):
         return "diffusers"
     return ""
@@ -191,19 +214,27 @@ def best(things: Sequence[Thing]) -> Thing:
     """The likeliest of several, with the loads of all of its kind."""
     if any(thing.kind == "unknown" for thing in things):
         things = [thing for thing in things if thing.kind not in ("own", "network")]
+    every = list[Thing]()
+    for thing in things:
+        every += [replace(thing, others=()), *thing.others]
+    found = list[Thing]()
     for kind in RANK:
-        same = [thing for thing in things if thing.kind == kind]
+        same = [thing for thing in every if thing.kind == kind]
         if same:
-            loads = list[Load]()
-            for thing in same:
-                loads += [
-                    load
-                    for load in thing.loads
-                    if load.call is None or load.call not in [o.call for o in loads]
-                ]
-            argument = next((thing.argument for thing in same if thing.argument), "")
-            return replace(same[0], loads=tuple(loads), argument=argument)
-    return things[0] if things else UNKNOWN
+            found.append(united(same))
+    if not found:
+        return things[0] if things else UNKNOWN
+    return replace(found[0], others=tuple(found[1:]))
+
+
+def united(same: Sequence[Thing]) -> Thing:
+    """Things of one kind as one, with the loads of all."""
+    loads = list[Load]()
+    for thing in same:
+        calls = [load.call for load in loads]
+        loads += [load for load in thing.loads if load.call is None or load.call not in calls]
+    argument = next((thing.argument for thing in same if thing.argument), "")
+    return replace(same[0], loads=tuple(loads), argument=argument)
 
 
 class Kinds:
@@ -235,7 +266,7 @@ class Kinds:
         return found
 
     def describe(self, value: Value) -> Thing:
-        options = options_of(value)
+        options = [o for o in options_of(value) if not is_placeholder(o)] or options_of(value)
         if len(options) > 1:
             return best([self.of(option) for option in options])
         value = options[0]
@@ -247,27 +278,17 @@ class Kinds:
 
     def of_Changed(self, value: Changed) -> Thing:
         thing = self.of(value.base)
-        loads = []
-        for load in thing.loads or (Load(""),):
-            adapters = load.adapters
-            for effect in value.effects:
-                if effect.method in (
-                    "load_adapter",
-                    "load_lora_weights",
-                    "add_adapter",
-                    "set_adapter",
-                ):
-                    adapters = (*adapters, effect.method)
-            attributes = {**load.attributes, **value.attributes}
-            loads.append(
-                replace(
-                    load,
-                    effects=(*load.effects, *value.effects),
-                    attributes=attributes,
-                    adapters=adapters,
-                )
+        adapters = [e.method for e in value.effects if e.method in ADAPTER_METHODS]
+
+        def changed(load: Load) -> Load:
+            return replace(
+                load,
+                effects=(*load.effects, *value.effects),
+                attributes={**load.attributes, **value.attributes},
+                adapters=(*load.adapters, *adapters),
             )
-        return replace(thing, loads=tuple(loads))
+
+        return replace(thing, loads=thing.loads or (Load(""),)).with_loads(changed)
 
     def of_Element(self, value: Element) -> Thing:
         base = plain(value.base)
@@ -305,7 +326,14 @@ class Kinds:
         if any(base.endswith("nn.Module") for base in bases):
             kind = "model" if GENERATES.search(cls.name) else "network"
             return Thing(kind, (load,), own=cls)
-        return Thing("own", (load,), own=cls)
+        inner = self.wrapped_by(call)
+        if inner.kind != "model":
+            return Thing("own", (load,), own=cls)
+        return Thing("own", tuple(replace(one, name=cls.name) for one in inner.loads), own=cls)
+
+    def wrapped_by(self, call: Call | Instance | None) -> Thing:
+        """The model that a wrapper is given, where that is what is asked for."""
+        return self.argument_thing(call) if len(self.active) == 1 else UNKNOWN
 
     # == Calls ==
 
@@ -332,19 +360,17 @@ class Kinds:
     def load_of(self, name: str, value: Call) -> Load:
         return Load(name, value, self.evaluator.keywords(value.node, value.frame))
 
-    def argument_thing(self, value: Call) -> Thing:
+    def argument_thing(self, value: Call | Instance | None) -> Thing:
         """What the first argument of a call is that is a model, a pipeline or an engine."""
+        if value is None or value.node is None or value.frame is None:
+            return UNKNOWN
         nodes = [*value.node.args, *(keyword.value for keyword in value.node.keywords)]
         things = []
         for node in nodes[:6]:
             if not isinstance(node, (ast.Constant, ast.Starred)):
                 things.append(self.of(self.evaluator.value(node, value.frame)))
         return best(
-            [
-                thing
-                for thing in things
-                if thing.kind in ("model", "base", "vllm", "pipeline", "langchain")
-            ]
+            [thing for thing in things if thing.kind in ("model", "vllm", "pipeline", "langchain")]
         )
 
     def of_symbol_call(self, name: str, value: Call) -> Thing:
@@ -367,8 +393,7 @@ class Kinds:
         inner = self.argument_thing(value)
         if "Peft" not in name and not name.endswith("get_peft_model"):
             return inner
-        loads = [replace(load, adapters=(*load.adapters, name)) for load in inner.loads]
-        return replace(inner, loads=tuple(loads))
+        return inner.with_loads(lambda load: replace(load, adapters=(*load.adapters, name)))
 
     def of_loader(self, name: str, value: Call) -> Thing:
         """`Class.from_pretrained(...)`, `Class(...)`."""
@@ -419,17 +444,11 @@ class Kinds:
         if name in PASSES:
             effect = Effect(name, value.node, value.frame)
             thing = self.of(callee.base)
-            loads = [replace(load, effects=(*load.effects, effect)) for load in thing.loads]
-            return replace(thing, loads=tuple(loads))
+            return thing.with_loads(lambda load: replace(load, effects=(*load.effects, effect)))
         if name in ("get_tokenizer", "_get_tokenizer"):
             return Thing("tokenizer", self.of(callee.base).loads)
-        return self.of_unknown_loader(callee) if name == "from_pretrained" else UNKNOWN
-
-    def of_unknown_loader(self, callee: Member) -> Thing:
-        """`cls.from_pretrained(...)` of a class that is chosen at run time."""
-        for option in options_of(callee.base):
-            if isinstance(option, Symbol) and class_kind(option.name):
-                return Thing(class_kind(option.name), (Load(option.name.rpartition(".")[2]),))
+        if name == "from_pretrained":  # of a class that is chosen at run time
+            return Thing("unknown", (self.load_of("", value),))
         return UNKNOWN
 
     # == Parts ==
@@ -446,6 +465,10 @@ class Kinds:
         base = self.of(value.base)
         if base.kind in ("api", "engine"):
             return base
+        if isinstance(plain(value.base), Argument) and base.kind in ("unknown", "own"):
+            return self.of_part(
+                value.base, lambda given: self.evaluator.attribute(given, value.name)
+            )
         kind = part_kind(base.kind, value.name)
         if base.kind != "processor" or kind != "tokenizer":
             return replace(base, kind=kind) if kind else UNKNOWN
@@ -458,7 +481,23 @@ class Kinds:
         base = plain(value.base)
         if isinstance(base, Call):
             return self.of_item_of_call(base, value.key)
-        return UNKNOWN
+        return self.of_part(base, lambda given: self.evaluator.item(given, value.key, ""))
+
+    def of_part(self, base: Value, part: Callable[[Value], Value]) -> Thing:
+        """What a part of a parameter is, by the calls that fill the parameter."""
+        base = plain(base)
+        if not isinstance(base, Argument):
+            return UNKNOWN
+        key = ("part", 0, "")
+        if key in self.active:
+            return UNKNOWN  # a part of a part: what callers of callers give is not followed
+        self.active.add(key)
+        try:
+            things = [self.of(part(given)) for given in self.given(base.scope, base.name)]
+        finally:
+            self.active.discard(key)
+        known = [thing for thing in things if thing.kind != "unknown"]
+        return best(known) if known else UNKNOWN
 
     def of_item_of_call(self, base: Call, key: Any) -> Thing:
         callee = plain(base.callee)
@@ -476,6 +515,25 @@ class Kinds:
             return self.of_annotation(nth_annotation(returns, key), callee.scope)
         return UNKNOWN
 
+    def is_encoded(self, value: Value, depth: int = 0) -> bool:
+        """Whether a value comes out of a tokenizer or a processor."""
+        if depth > 6:
+            return False
+        for option in map(plain, options_of(value)):
+            if isinstance(option, Call):
+                callee = plain(option.callee)
+                is_named = isinstance(callee, (Argument, Member)) and TOKENIZERS.search(callee.name)
+                if is_named or self.of(callee).kind in ("tokenizer", "processor"):
+                    return True
+                base = callee.base if isinstance(callee, Member) else None
+            else:
+                base = getattr(option, "base", None)
+            if isinstance(option, Member) and option.name in MODEL_INPUTS:
+                return True
+            if base is not None and self.is_encoded(base, depth + 1):
+                return True
+        return False
+
     # == Parameters ==
 
     def of_Argument(self, value: Argument) -> Thing:
@@ -489,7 +547,7 @@ class Kinds:
             given = [self.of(option) for option in self.given(value.scope, value.name)]
         finally:
             self.active.discard(key)
-        known = [thing for thing in given if thing.kind != "unknown"]
+        known = [thing for thing in given if thing.kind != "unknown" or thing.loads]
         if not known and value.default is not None:
             known = [thing for thing in [self.of(value.default)] if thing.kind != "unknown"]
         if hinted.kind not in ("unknown", "own", "network"):
@@ -506,7 +564,7 @@ class Kinds:
             elif isinstance(found, Symbol):
                 kind = class_kind(found.name)
                 if not kind and NETWORKS.search(found.name):
-                    kind = "base"
+                    kind = "model"
                 if found.name.endswith("Pipeline") and kind == "":
                     kind = "pipeline"
                 if kind:
@@ -559,7 +617,7 @@ def nth_annotation(node: ast.expr | None, index: Any) -> ast.expr | None:
 
 def part_kind(kind: str, name: str) -> str:
     """What an attribute of a thing is; "" where that is not known."""
-    if kind in ("model", "base"):
+    if kind == "model":
         return "model" if name in PARTS else ""
     parts = {"pipeline": ("model", "tokenizer"), "processor": ("tokenizer",)}
     return name if name in parts.get(kind, ()) else ""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from parity.scan.context import GENERATION_CONFIG, Context
+from parity.scan.blocks import Block
+from parity.scan.context import Context
+from parity.scan.evaluator import merged
 from parity.scan.index import dotted_name
 from parity.scan.kinds import Load
-from parity.scan.origins import Fact, fact_of, literal, not_said
+from parity.scan.origins import Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
-    Argument,
     Call,
+    Dict,
     Effect,
+    Instance,
     Literal,
     Symbol,
     Value,
@@ -22,7 +25,10 @@ from parity.scan.values import (
     table_of,
 )
 
+MODEL_KWARGS = ("model_kwargs", "model_init_kwargs")
 DTYPE_METHODS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+SEQ2SEQ = re.compile(r"Seq2Seq|T5|Bart|Pegasus|Marian|M2M|NllbMoe|Whisper|EncoderDecoder|FiD")
+DTYPE_FLAGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DTYPE_NAMES = {
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -48,11 +54,11 @@ class LoadFacts(Context):
         facts = []
         for load in known:
             found = read(load)
-            decides = (
-                not_said(f"{load.name}, which is not in this repository")
-                if is_foreign(load)
-                else unsaid
-            )
+            decides = unsaid
+            if is_foreign(load):
+                decides = not_said(f"{load.name}, which is not in this repository")
+            elif self.block.thing.kind == "own" and isinstance(load.call, Instance):
+                decides = not_said(f"{load.name}, a class of this repository")
             facts.append(
                 found
                 if isinstance(found, Fact)
@@ -66,17 +72,11 @@ class LoadFacts(Context):
     @staticmethod
     def load_rest(load: Load) -> Fact | None:
         """What stands for a setting that may be among the loader's `**kwargs`."""
-        for rest in load.settings.rest:
-            inner = plain(rest)
-            if isinstance(inner, Argument):
-                return Fact(None, f"arg {inner.name}", f"**{inner.name}")
-            fact = fact_of(inner, GENERATION_CONFIG)
-            return Fact(
-                None,
-                fact.source if fact.is_said and not fact.is_literal else "computed",
-                f"**{fact.text}",
-            )
-        return None
+        rest = list(load.settings.rest)
+        for nested in MODEL_KWARGS:
+            if nested in load.settings.entries:
+                rest += merged(Dict({}), load.settings.entries[nested]).rest
+        return fact_of_rest(rest[0]) if rest else None
 
     def from_load(self, load: Load, *names: str) -> Value | None:
         """A setting of a loader, also among `model_kwargs` of a pipeline."""
@@ -84,7 +84,7 @@ class LoadFacts(Context):
             value = load.settings.entries.get(name)
             if value is not None and not is_literal(value, None):
                 return value
-        for nested in ("model_kwargs", "model_init_kwargs"):
+        for nested in MODEL_KWARGS:
             table = table_of(load.settings.entries.get(nested))
             for name in names:
                 if name in table.entries:
@@ -106,6 +106,10 @@ class LoadFacts(Context):
     def dtype_of(self, load: Load) -> Value | Fact | None:
         """The dtype as it holds in the end: a cast after the load wins."""
         value = self.from_load(load, "torch_dtype", "dtype", "precision")
+        for name, dtype in DTYPE_FLAGS.items():  # of remote code, as Qwen's
+            flag = self.from_load(load, name) if value is None else None
+            if flag is not None and not is_literal(flag, False):
+                value = Literal(dtype) if is_literal(flag, True) else flag
         for effect in load.effects:
             cast = self.cast_of(effect)
             if cast is not None:
@@ -234,6 +238,12 @@ class LoadFacts(Context):
 def is_foreign(load: Load) -> bool:
     """Whether a function of another library loads, of which nobody here knows what it sets."""
     return load.name[:1].islower() and load.name != "pipeline"
+
+
+def is_encoder_decoder(block: Block) -> bool:
+    """Whether all classes that a block's model may be of have an encoder."""
+    classes = [*(load.name for load in block.thing.loads), *block.thing.task.split()]
+    return bool(classes) and all(map(SEQ2SEQ.search, classes))
 
 
 def adapter_name(function: str) -> str:

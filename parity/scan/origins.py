@@ -38,6 +38,7 @@ CONFIG_NAMES = re.compile(
     r"|defaults|arguments|flags|body|data|doc|spec)s?\d*$",
     re.IGNORECASE,
 )
+GROWS = {"append", "extend", "insert", "remove", "pop", "clear"}  # methods of lists
 SYMBOLS = re.compile(r"^(torch|np|numpy|jnp|jax\.numpy)\.(\w+)$")
 
 
@@ -121,6 +122,10 @@ def fact_of(value: Value | None, unsaid: Fact) -> Fact:
     """The fact of a value.   unsaid: what holds where it is not there."""
     if value is None or isinstance(value, Absent):
         return unsaid
+    if isinstance(value, Changed) and any(e.method in GROWS for e in value.effects):
+        inner = plain(value)
+        if isinstance(inner, (Items, Literal)):
+            return Fact(None, "computed", elided(f"{text_of(inner)}, and more"))
     value = symbolic(plain(value))
     is_known, constant = literal_of(value)
     if is_known:
@@ -129,6 +134,14 @@ def fact_of(value: Value | None, unsaid: Fact) -> Fact:
     if read is not None:
         return read(value, unsaid)
     return Fact(None, "computed", elided(text_of(value)))
+
+
+def fact_of_rest(mapping: Value) -> Fact:
+    """What stands for a setting that may be in a mapping of which the keys are not known."""
+    inner = plain(mapping)
+    fact = fact_of(inner, not_said("nobody"))
+    source = fact.source if fact.source.startswith(("arg ", "config")) else "computed"
+    return Fact(None, source, f"**{fact.text.removeprefix('config ')}")
 
 
 def symbolic(value: Value) -> Value:
@@ -279,4 +292,5 @@ WRITERS: dict[type[Value], Callable[[Any], str]] = {
     Choice: lambda value: " or ".join(text_of(option) for option in value.options[:3]),
     Literal: lambda value: shown(value.value),
     Dict: lambda value: "{…}",
+    Items: lambda value: f"[{', '.join(map(text_of, value.items))}]",
 }

@@ -4,9 +4,10 @@ outside."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
+from html import escape as escape_markup
 from pathlib import Path
 
+from parity.goldens.safe_text import printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.report import counted, short_place
@@ -15,21 +16,34 @@ from parity.scan.site import ScannedBlock
 
 WIDE = 7  # blocks beside each other; of larger groups the blocks are the rows
 WORST = 8  # findings that are shown at first
+LEGEND = (
+    "<p class='soft'><span class='harm high'></span> changes answers "
+    "<span class='harm mid'></span> changes some <span class='harm'></span> may change some. "
+    "In tables, – is what the code does not say, and arg NAME=VALUE an argument and its "
+    "default.</p>"
+)
 STYLE = Path(__file__).with_name("page.css")
 
 
-def page(scan: Scan) -> str:
-    return "\n".join(parts(scan))
+def escape(text: str) -> str:
+    """Text of files on the page: no markup, and no character that turns or hides others."""
+    return escape_markup("\n".join(map(printable, text.split("\n"))))
 
 
-def parts(scan: Scan) -> Iterator[str]:
+def page(scan: Scan, scanned: str) -> str:
+    """scanned: what was scanned, for people."""
+    return "\n".join(parts(scan, scanned))
+
+
+def parts(scan: Scan, scanned: str) -> Iterator[str]:
     yield "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     style = STYLE.read_text(encoding="utf-8")
-    yield f"<title>parity scan</title><style>{style}</style></head><body><main>"
-    yield from head(scan)
+    title = f"parity scan: {escape(scanned)}"
+    yield f"<title>{title}</title><style>{style}</style></head><body><main>"
+    yield from head(scan, scanned)
     yield from findings(scan.findings)
     for group in scan.groups:
         if group.differing:
@@ -39,12 +53,12 @@ def parts(scan: Scan) -> Iterator[str]:
     yield "</main></body></html>"
 
 
-def head(scan: Scan) -> Iterator[str]:
+def head(scan: Scan, scanned: str) -> Iterator[str]:
     files = len({block.file for block in scan.blocks})
     yield f"<h1>{counted(len(scan.blocks), 'block')} in {counted(files, 'file')}</h1>"
     kinds = " · ".join(f"{escape(name)} {count}" for name, count in scan.libraries.most_common())
     siblings = sum(len(group.blocks) for group in scan.groups)
-    yield f"<p class='soft'>{kinds}</p>"
+    yield f"<p class='soft'><b>{escape(scanned)}</b> · {kinds}</p>"
     read = f"{scan.line_count:,} lines in {counted(scan.file_count, 'file')} read"
     like = f"{siblings} blocks are siblings, in {counted(len(scan.groups), 'group')}"
     left = f"{counted(len(scan.look_alikes), 'look-alike')} left out"
@@ -59,7 +73,9 @@ def head(scan: Scan) -> Iterator[str]:
 def findings(found: Sequence[Finding]) -> Iterator[str]:
     if not found:
         return
-    yield "<h2>What may change results <small>the worst first</small></h2><div class='card'><ol>"
+    yield "<h2>What may change results <small>the worst first</small></h2>"
+    yield LEGEND
+    yield "<div class='card'><ol>"
     for finding in found[:WORST]:
         yield from finding_item(finding)
     yield "</ol>"
@@ -119,7 +135,7 @@ def cell(block: ScannedBlock, group: Group, fact: str) -> str:
         for name, holds in (("odd", group.is_odd(block, fact)), ("unsaid", not own.is_said))
         if holds
     ]
-    title = escape(own.source, quote=True)
+    title = escape(own.source)
     return f"<td class='{' '.join(kinds)}' title='{title}'>{escape(str(own))}</td>"
 
 
@@ -141,7 +157,7 @@ def blocks(found: Sequence[ScannedBlock]) -> Iterator[str]:
         )
         note = f"<p class='soft'>{escape(block.note)}</p>" if block.note else ""
         yield (
-            f"<tr><th>{escape(block.place)}</th><td>{escape(block.function or '<module>')}</td>"
+            f"<tr><th>{breakable(block.place)}</th><td>{escape(block.function or '<module>')}</td>"
             f"<td>{escape(block.library)}, {escape(block.kind)}</td>"
             f"<td>{escape(block.block.thing.name)}</td>"
             f"<td><details><summary>facts</summary>{said}<p class='soft'>{unsaid}</p>"
@@ -149,6 +165,11 @@ def blocks(found: Sequence[ScannedBlock]) -> Iterator[str]:
             f"<td class='wrap'><code>{escape(block.record)}</code>{note}</td></tr>"
         )
     yield "</tbody></table></div>"
+
+
+def breakable(place: str) -> str:
+    """A path that may be broken behind its folders."""
+    return escape(place).replace("/", "/<wbr>")
 
 
 def left_out(scan: Scan) -> Iterator[str]:

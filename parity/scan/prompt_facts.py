@@ -10,14 +10,16 @@ from functools import cached_property
 from parity.scan.blocks import function_text
 from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
-from parity.scan.kinds import Load, Thing
+from parity.scan.kinds import TOKENIZERS, Load, Thing
 from parity.scan.load_facts import LoadFacts
-from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
+from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
 from parity.scan.values import (
+    Argument,
     Call,
-    Choice,
     Dict,
-    Fallback,
+    Element,
+    Function,
+    Item,
     Items,
     Literal,
     Member,
@@ -41,6 +43,9 @@ HAND_WRITTEN = re.compile(
     r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
     r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
+ENCODERS = ("tokenizer", "processor", "unknown")
+TEXT_MAKERS = {"join", "format", "list", "str", "stack", "cat", "repeat"}
+MAX_PROMPTS = 60
 ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
 
 
@@ -58,7 +63,7 @@ class PromptFacts(LoadFacts):
         if thing.kind in ("tokenizer", "processor"):
             return thing
         last = dotted_name(function).rpartition(".")[2]
-        if thing.kind == "unknown" and re.search(r"^_?(\w*tokenizer|\w*processor|tok)$", last):
+        if thing.kind == "unknown" and TOKENIZERS.search(last):
             return thing
         return None
 
@@ -66,8 +71,8 @@ class PromptFacts(LoadFacts):
     def encodings(self) -> list[Encoding]:
         """Calls of tokenizers and processors near the block, the nearest first; those before it
         only."""
-        found = self.encodings_in(self.around.near)
-        return found or self.encodings_in(self.around.callers)
+        found = self.encodings_in(self.around.near) or self.encodings_in(self.around.callers)
+        return found or self.encodings_in(self.around.item_makers)
 
     def encodings_in(self, scopes: Sequence[Scope]) -> list[Encoding]:
         found = list[Encoding]()
@@ -96,29 +101,32 @@ class PromptFacts(LoadFacts):
         for load in self.loads[:1]:
             if self.block.library == "pipeline" and "tokenizer" in load.settings.entries:
                 things.append(self.kinds.of(load.settings.entries["tokenizer"]))
-        for thing in things:
-            if thing.kind in ("tokenizer", "processor") and thing.loads:
-                return thing
-        for thing in things:
-            if thing.argument:
-                return thing
-        return Thing("unknown")
+        frame = self.evaluator.frame(self.block.scope)
+        for name in self.block.scope.parameters:
+            if TOKENIZERS.search(name):
+                things.append(self.kinds.of(self.evaluator.parameter(name, frame)))
+        loaded = [thing for thing in things if thing.loads and thing.kind in ENCODERS]
+        given = [thing for thing in things if thing.argument]
+        return next(iter([*loaded, *given]), Thing("unknown"))
 
     def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
         thing = self.tokenizer
-        if not thing.loads:
-            return unsaid
-        facts = [fact_of(read(load), self.load_rest(load) or unsaid) for load in thing.loads]
+        elsewhere = unsaid
+        if thing.argument:
+            elsewhere = not_said(f"whoever makes the argument {thing.argument}")
+        facts = [elsewhere] if not thing.loads else []
+        for load in thing.loads:
+            decides = unsaid if load.call is not None else elsewhere
+            facts.append(fact_of(read(load), self.load_rest(load) or decides))
         if all(fact == facts[0] for fact in facts):
             return facts[0]
         return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
 
-    def encoding_setting(self, *names: str) -> Value | None:
+    def encoding_setting(self, name: str) -> Value | None:
         """A setting of the nearest call of a tokenizer that has it."""
         for encoding in self.encodings:
-            for name in names:
-                if name in encoding.settings.entries:
-                    return encoding.settings.entries[name]
+            if name in encoding.settings.entries:
+                return encoding.settings.entries[name]
         return None
 
     def read_padding_side(self) -> Fact:
@@ -176,8 +184,12 @@ class PromptFacts(LoadFacts):
     def read_truncation(self) -> Fact:
         if self.block.is_remote:
             return REMOTE
-        given = self.encoding_setting("truncation")
-        return fact_of(given, not_said("the library (False)"))
+        unsaid = not_said("the library (False)")
+        for encoding in self.encodings:
+            if "truncation" not in encoding.settings.entries and encoding.settings.rest:
+                unsaid = fact_of_rest(encoding.settings.rest[0])
+                break
+        return fact_of(self.encoding_setting("truncation"), unsaid)
 
     # == Template ==
 
@@ -190,25 +202,60 @@ class PromptFacts(LoadFacts):
                 "render_chat",
             )
 
-        for scopes in (self.around.near, self.around.callers, self.caller_helpers):
+        for scopes in (self.around.near, self.around.callers):
             for call, scope in self.around.calls(scopes, renders):
                 return call, scope
+        for value in self.prompts:
+            if isinstance(value, Call) and renders(value.node):
+                return value.node, value.frame.scope
         return None
 
     @cached_property
-    def caller_helpers(self) -> list[Scope]:
-        """What the callers call, where the prompt of the block is an argument."""
-        if not self.is_prompt_argument:
-            return []
-        found = list[Scope]()
-        for scope in self.around.callers[:3]:
-            found += list(self.around.callees(scope, 1, set()))
-        return found[:20]
+    def prompts(self) -> list[Value]:
+        """What the prompt of the block is made of, followed through tokenizers, methods of texts
+        and parameters, to the callers of its function."""
+        nodes = [(node, self.block.scope) for node in self.prompt_nodes()]
+        for encoding in self.encodings[:3]:
+            texts = [*encoding.node.args[:1], *keywords_named(encoding.node, "text", "prompt")]
+            nodes += [(node, encoding.scope) for node in texts]
+        todo = [self.evaluator.value(node, self.evaluator.frame(scope)) for node, scope in nodes]
+        found = list[Value]()
+        seen = set[tuple[int, str]]()
+        while todo and len(found) < MAX_PROMPTS:
+            for option in options_of(plain(todo.pop())):
+                found.append(plain(option))
+                todo += self.made_of(plain(option), seen)
+        return found
 
-    @property
-    def is_prompt_argument(self) -> bool:
-        names = set(self.block.scope.parameters)
-        return any(re.search(r"prompt|text|input|message|query|question", name) for name in names)
+    def made_of(self, value: Value, seen: set[tuple[int, str]]) -> Sequence[Value]:
+        """What a text is made of, or comes from."""
+        if isinstance(value, Argument):
+            key = id(value.scope), value.name
+            is_new = key not in seen
+            seen.add(key)
+            return self.kinds.given(value.scope, value.name) if is_new else ()
+        if isinstance(value, Unknown):
+            return value.parts
+        if isinstance(value, Items):
+            return value.items[:2]
+        if isinstance(value, (Element, Item, Member)):
+            return [value.base]
+        if isinstance(value, Call):
+            return self.given_to(value)
+        is_prompt = isinstance(value, Dict) and "prompt" in value.entries
+        return [value.entries["prompt"]] if is_prompt else ()  # type: ignore[attr-defined]
+
+    def given_to(self, value: Call) -> list[Value]:
+        """What a call makes a text, or the ids of it, of."""
+        callee = plain(value.callee)
+        node, frame = value.node, value.frame
+        if isinstance(callee, Function):
+            values = self.evaluator.bind_arguments(callee.scope, node, frame, callee.bound)
+            return [self.evaluator.returned(callee.scope, values, frame.depth + 1)]
+        found = [callee.base] if isinstance(callee, Member) else []
+        if called_name(node) in TEXT_MAKERS or self.is_encoding(node, frame.scope):
+            found += [self.evaluator.value(argument, frame) for argument in node.args[:1]]
+        return found
 
     def read_template(self) -> Fact:
         if self.block.is_remote:
@@ -238,17 +285,15 @@ class PromptFacts(LoadFacts):
         return literal("none")
 
     def is_template_conditional(self) -> bool:
-        """Whether a branch around the chat template has another arm that renders none."""
+        """Whether a branch around the chat template, or around the call of the function that
+        renders it, has another arm that renders none."""
         assert self.template_call is not None
         call, scope = self.template_call
-        positions = [start_of(c) for c in scope.calls if called_name(c) == "apply_chat_template"]
-        for arm in scope.arms_at(start_of(call)):
-            if arm.test is None:
-                continue
-            others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
-            if not any(other.contains(at) for other in others for at in positions):
-                return True
-        return False
+        if has_other_arm(call, scope):
+            return True
+        own = self.block.scope
+        helpers = [c for c in own.calls if called_name(c) == scope.name and scope is not own]
+        return any(has_other_arm(helper, own) for helper in helpers)
 
     def renders_in_checkpoint(self) -> bool:
         """Whether a method of the model, which the checkpoint's code defines, makes the inputs."""
@@ -256,7 +301,11 @@ class PromptFacts(LoadFacts):
         return re.search(method, function_text(self.block.scope)) is not None
 
     def may_be_templated(self) -> bool:
-        """Whether something near a block speaks of a template or formats a prompt."""
+        """Whether something near a block speaks of a template or formats a prompt, or a function
+        that is not followed makes the prompt."""
+        made = [called_name(value.node) for value in self.prompts if isinstance(value, Call)]
+        if any(re.search(r"prompt|template|format|conversation", name) for name in made):
+            return True
         words = re.compile(r"template|conv\b|<img>|(prompt|PROMPT)\w*\.format\(|f['\"].*\bprompt")
         scopes = [*self.around.near, *self.around.callers]
         return any(words.search(function_text(scope)) for scope in scopes if scope.qualname)
@@ -271,7 +320,7 @@ class PromptFacts(LoadFacts):
         if not self.block.scope.qualname:
             scopes.append(self.block.scope)
         has_marker = any(HAND_WRITTEN.search(function_text(scope)) for scope in scopes)
-        return has_marker or self.is_composed()
+        return has_marker or any(has_words(value) for value in self.prompts)
 
     def is_given_messages(self) -> bool:
         """Whether a pipeline is given a list of messages."""
@@ -289,17 +338,6 @@ class PromptFacts(LoadFacts):
                 return True
         return False
 
-    def is_composed(self) -> bool:
-        """Whether the prompt is composed of words around an input, in the block's own functions."""
-        frame = self.evaluator.frame(self.block.scope)
-        nodes = list(self.block.node.args[:1])
-        nodes += [encoding.node.args[0] for encoding in self.encodings[:3] if encoding.node.args]
-        for node in nodes:
-            for option in options_of(self.evaluator.value(node, frame)):
-                if has_words(option, 0):
-                    return True
-        return False
-
     def template_setting(self, name: str, unsaid: Fact) -> Fact:
         """A switch of the chat template, given to it or among chat_template_kwargs."""
         if self.block.is_remote:
@@ -315,9 +353,7 @@ class PromptFacts(LoadFacts):
         value = settings.entries.get(name, inner.entries.get(name))
         if value is not None or not settings.rest or self.is_vllm_chat:
             return fact_of(value, unsaid)
-        rest = fact_of(settings.rest[0], unsaid)
-        source = rest.source if rest.source.startswith("arg ") else "config"
-        return Fact(None, source, f"**{rest.text}")
+        return fact_of_rest(settings.rest[0])
 
     def read_add_generation_prompt(self) -> Fact:
         default = "vLLM (True)" if self.is_vllm_chat else "the library (False)"
@@ -348,9 +384,13 @@ class PromptFacts(LoadFacts):
         scope: Scope | None = self.block.scope
         pattern = re.compile(r"(^|[._])(batch_size|batch_size_per_gpu|bs|bsz|batchsize)$")
         while scope is not None and scope.qualname:
+            nodes: list[ast.AST] = [scope.node]
+            if self.block.library == "vllm":  # it makes batches by itself, unless code cuts them
+                nodes = [node for node in ast.walk(scope.node) if cuts_batches(node)]
             names = {
                 dotted_name(node)
-                for node in ast.walk(scope.node)
+                for inside in nodes
+                for node in ast.walk(inside)
                 if isinstance(node, (ast.Name, ast.Attribute))
             }
             for name in sorted(names):
@@ -431,6 +471,17 @@ class PromptFacts(LoadFacts):
         return False
 
 
+def has_other_arm(call: ast.Call, scope: Scope) -> bool:
+    """Whether a call stands in an arm of a branch, and none of the same name in the other arm."""
+    positions = [start_of(c) for c in scope.calls if called_name(c) == called_name(call)]
+    for arm in scope.arms_at(start_of(call)):
+        others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
+        is_met = any(other.contains(at) for other in others for at in positions)
+        if arm.test is not None and not is_met:
+            return True
+    return False
+
+
 def attribute_of(load: Load, name: str) -> Value | None:
     """An attribute of a tokenizer: set on it, on its tokenizer, or given to its loader."""
     for key in (name, f"tokenizer.{name}"):
@@ -444,20 +495,27 @@ def is_message(value: Value) -> bool:
     return isinstance(inner, Dict) and "role" in inner.entries
 
 
-def has_words(value: Value, depth: int) -> bool:
+def has_words(value: Value) -> bool:
     """Whether a value is a text with words around something that is put in."""
-    inner = plain(value)
-    parts = list[Value]()
-    if isinstance(inner, Unknown):
-        is_text = re.match(r"^[fF]?[rR]?['\"]", inner.text) is not None or "format" in inner.text
-        if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", inner.text):
-            return True
-        parts = list(inner.parts)
-    elif isinstance(inner, Items):
-        parts = list(inner.items[:2])
-    elif isinstance(inner, Call):
-        callee = plain(inner.callee)
-        return isinstance(callee, Member) and callee.name == "format"
-    elif isinstance(inner, (Fallback, Choice)):
-        parts = options_of(inner)
-    return depth < 4 and any(has_words(part, depth + 1) for part in parts)
+    if isinstance(value, Literal):
+        return isinstance(value.value, str) and HAND_WRITTEN.search(value.value) is not None
+    if isinstance(value, Call):
+        return called_name(value.node) in ("format", "format_map")
+    if not isinstance(value, Unknown):
+        return False
+    is_text = re.match(r"^[fF]?[rR]?['\"]", value.text) is not None or "format" in value.text
+    if is_text and re.search(r"[A-Za-z]{3,}.*[{%]|[}].*[A-Za-z]{3,}", value.text):
+        return True
+    texts = [str(part.value) for part in value.parts if isinstance(part, Literal)]
+    is_sum = len(texts) < len(value.parts) and re.search(r" \+ | changed by ", value.text)
+    return bool(is_sum) and any(re.search(r"[A-Za-z]{3,}", text) for text in texts)
+
+
+def keywords_named(call: ast.Call, *names: str) -> list[ast.expr]:
+    return [keyword.value for keyword in call.keywords if keyword.arg in names]
+
+
+def cuts_batches(node: ast.AST) -> bool:
+    """Whether a node goes over things some at a time: range(0, n, size), rows[k : k + size]."""
+    is_range = isinstance(node, ast.Call) and called_name(node) in ("range", "DataLoader")
+    return is_range or isinstance(node, ast.Slice)

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from parity.goldens.safe_text import printable
+from parity.goldens.safe_text import log_safe, printable
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.scan import Scan
@@ -20,6 +20,7 @@ SHOWN_FACTS = 10
 MATRIX_COLUMNS = (
     5  # blocks beside each other; of larger groups the usual value and the odd ones are shown
 )
+NOTHING_SAID = {"score": "reads probabilities, and sets nothing"}
 NO_BLOCKS = (
     "no block found: nothing here generates or scores with a local model. Name the folder that "
     "holds the code; --json lists what looked like one"
@@ -39,7 +40,8 @@ class Console:
         return f"\x1b[{PAINT[how]}m{text}\x1b[0m" if self.colour and text else text
 
     def text(self, scan: Scan) -> str:
-        return "\n".join(self.lines(scan))
+        lines = self.lines(scan) if self.colour else map(printable, self.lines(scan))
+        return log_safe("\n".join(lines))
 
     def lines(self, scan: Scan) -> Iterator[str]:
         yield from self.head(scan)
@@ -154,8 +156,10 @@ class Console:
             usual, count = counts[0]
             others = ", ".join(f"{value} ×{times}" for value, times in counts[1:5])
             more = f", … {len(counts) - 5} more" if len(counts) > 5 else ""
-            line = f"  {fact:<22}{fit(f'{usual} ×{count}', 26)}  {others}{more}"
-            yield line if len(line) <= self.width else f"{line[: self.width - 1]}…"
+            first, *rest = wrap(f"{others}{more}", self.width - 52)
+            yield f"  {fact:<22}{fit(f'{usual} ×{count}', 26)}  {first}".rstrip()
+            for line in rest:
+                yield " " * 52 + line
         if len(facts) < len(group.differing):
             yield self.paint(
                 f"  … {len(group.differing) - len(facts)} more facts (--all, or --html)", "dim"
@@ -176,7 +180,8 @@ class Console:
         what = f"{block.library}, {block.kind}" if block.kind != "text" else block.library
         name = block.function or "<module>"
         yield f"  {self.paint(block.place, 'cyan')}  {name}  {self.paint(what, 'dim')}"
-        yield f"      {fit(summary(block), self.width - 6).rstrip()}"
+        for line in wrap(summary(block), self.width - 6):
+            yield f"      {line}"
         if self.is_full:
             if block.callers:
                 yield self.paint(f"      called at {', '.join(block.callers[:4])}", "dim")
@@ -245,4 +250,4 @@ def summary(block: ScannedBlock) -> str:
             parts.append(f"{name} {fact}")
     if not facts["do_sample"].is_said and block.library in ("transformers", "pipeline"):
         parts.append("do_sample not said")
-    return " · ".join(parts) or "says nothing"
+    return " · ".join(parts) or NOTHING_SAID.get(block.library, "sets nothing")

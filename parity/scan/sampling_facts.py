@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from parity.scan.blocks import function_text
 from parity.scan.context import GENERATION_CONFIG
-from parity.scan.index import dotted_name, start_of
-from parity.scan.load_facts import LoadFacts
+from parity.scan.index import SEEDS, called_name, dotted_name, start_of
+from parity.scan.load_facts import LoadFacts, is_encoder_decoder
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
+from parity.scan.values import Frame, Function, Value, options_of
 
 NOTHING_GENERATED = not_said("nothing, no token is chosen here")
-SEEDS = re.compile(
-    r"(^|\.)(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed)$"
-)
 
 
 class SamplingFacts(LoadFacts):
@@ -24,11 +23,7 @@ class SamplingFacts(LoadFacts):
             return NOTHING_GENERATED
         if block.library == "loop":
             return not_said("the loop, which has none")
-        return (
-            REMOTE
-            if block.is_remote and not self.settings.entries and not self.settings.rest
-            else GENERATION_CONFIG
-        )
+        return REMOTE if block.is_remote else GENERATION_CONFIG
 
     def vllm_default(self, default: str) -> Fact:
         """Without SamplingParams vLLM takes those of the checkpoint, with them its defaults."""
@@ -107,6 +102,8 @@ class SamplingFacts(LoadFacts):
         fact = self.sampling("", "max_new_tokens", "max_new_token")
         if not fact.is_said and "max_length" in self.settings.entries:
             whole = fact_of(self.settings.entries["max_length"], fact)
+            if is_encoder_decoder(block):
+                return whole  # its prompt is the encoder's
             if whole.is_said:
                 return Fact(None, "computed", f"max_length {whole}, prompt included")
         return fact
@@ -132,7 +129,7 @@ class SamplingFacts(LoadFacts):
         return self.sampling("", "num_beams")
 
     def read_n(self) -> Fact:
-        default = not_said("the library (1)")
+        default = REMOTE if self.block.is_remote else not_said("the library (1)")
         if self.block.library in ("score", "loop"):
             return NOTHING_GENERATED if self.block.library == "score" else default
         name = "n" if self.block.library == "vllm" else "num_return_sequences"
@@ -154,15 +151,32 @@ class SamplingFacts(LoadFacts):
             for scope in self.block.module.scopes
             if scope.name in ("", "main", "setup", "run", "__init__")
         ]
-        for call, scope in self.around.calls(
-            scopes, lambda call: bool(SEEDS.search(dotted_name(call.func)))
-        ):
-            if call.args or call.keywords:
-                node = call.args[0] if call.args else call.keywords[0].value
-                return fact_of(
-                    self.evaluator.value(node, self.evaluator.frame(scope)), not_said("nobody")
-                )
-        return not_said("nobody: the global generator as it stands")
+        unsaid = not_said("nobody: the global generator as it stands")
+        for call, scope in self.around.calls(scopes, self.may_seed):
+            seed = self.seed_of(call, self.evaluator.frame(scope), 0)
+            if seed is not None:
+                return fact_of(seed, unsaid)
+        return unsaid
+
+    def may_seed(self, call: ast.Call) -> bool:
+        is_known = SEEDS.search(dotted_name(call.func)) is not None
+        return is_known or called_name(call) in self.evaluator.repository.seeding_functions
+
+    def seed_of(self, call: ast.Call, frame: Frame, depth: int) -> Value | None:
+        """What a call seeds torch's generator with, itself or in a function of the repository."""
+        for option in options_of(self.evaluator.value(call.func, frame)):
+            if isinstance(option, Function) and depth < 3:
+                values = self.evaluator.bind_arguments(option.scope, call, frame, option.bound)
+                inside = Frame(option.scope, values, depth + 1)
+                seeds = [
+                    self.seed_of(c, inside, depth + 1)
+                    for c in option.scope.calls
+                    if self.may_seed(c)
+                ]
+                return next((seed for seed in seeds if seed is not None), None)
+        if not SEEDS.search(dotted_name(call.func)) or not (call.args or call.keywords):
+            return None
+        return self.evaluator.value(call.args[0] if call.args else call.keywords[0].value, frame)
 
     def read_stop(self) -> Fact:
         block = self.block

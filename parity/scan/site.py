@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -64,14 +65,15 @@ class Recording:
         if module.source.is_notebook:
             self.describe_notebook(scanned)
             return
-        command = f"python {entry}" if entry else "python YOUR_SCRIPT.py"
+        command = f"python {shlex.quote(entry)}" if entry else "python YOUR_SCRIPT.py"
         if scope is None:
             scanned.site = site_name(module.path, "")
             if scanned.block.scope.qualname:
                 scanned.note = (
                     "a generator or a coroutine: record a function around it that returns a value"
                 )
-            script = command if scanned.block.scope.qualname else f"python {module.path}"
+            own = f"python {shlex.quote(module.path)}"
+            script = command if scanned.block.scope.qualname else own
             scanned.record = f"python -m parity record --name {scanned.site} -- {script} …"
             return
         is_script = entry == scope.module.path
@@ -86,15 +88,16 @@ class Recording:
             entry_package = self.package_entry(module)
             command = f"-m {entry_package}" if entry_package else command
         scanned.record = (
-            f"python -m parity record --site {scanned.site}={scanned.target} -- {command} …"
+            f"python -m parity record --site {scanned.site}={shlex.quote(scanned.target)}"
+            f" -- {command} …"
         )
 
     @staticmethod
     def describe_notebook(scanned: ScannedBlock) -> None:
         path = scanned.file
-        script = path.removesuffix(".ipynb") + ".py"
+        script = shlex.quote(path.removesuffix(".ipynb") + ".py")
         scanned.site = site_name(path, "")
-        scanned.note = f"a notebook: first `jupyter nbconvert --to script {path}`"
+        scanned.note = f"a notebook: first `jupyter nbconvert --to script {shlex.quote(path)}`"
         scanned.record = f"python -m parity record --name {scanned.site} -- python {script} …"
 
     def recordable(self, scope: Scope, depth: int) -> Scope | None:
@@ -182,4 +185,4 @@ def site_name(path: str, qualname: str) -> str:
         stem = os.path.basename(os.path.dirname(path))
     last = qualname.rpartition(".")[2]
     name = f"{stem}-{last}" if last else stem
-    return re.sub(r"[^\w.-]+", "-", name)
+    return re.sub(r"[^\w.-]+", "-", name).lstrip("-.") or "site"

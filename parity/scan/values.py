@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,6 +243,17 @@ def choose(options: list[Value]) -> Value:
     if not different:
         return Unknown()
     return different[0] if len(different) == 1 else Choice(tuple(different))
+
+
+def joined(tables: Sequence[Dict]) -> Dict:
+    """One of several dictionaries, by a branch, as one: of each entry one of several values."""
+    if len(tables) == 1:
+        return tables[0]
+    keys = {key for table in tables for key in table.entries}
+    entries = {}
+    for key in sorted(keys):
+        entries[key] = choose([table.entries.get(key, ABSENT) for table in tables])
+    return Dict(entries, tuple(rest for table in tables for rest in table.rest))
 
 
 def literal_of(value: Value) -> tuple[bool, Any]:

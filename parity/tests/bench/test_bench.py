@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import re
 import statistics
@@ -10,74 +11,157 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from parity.__main__ import main
-from parity.bench import bench, bench_report, workloads
-from parity.bench.bench import Contender
-from parity.bench.values import Answer, Bench, Loaded, Measured, Result, Verdict
+from parity.bench import bench, bench_report, contenders, measuring, parted, planning, workloads
+from parity.bench.contenders import Contender, Stopwatch
+from parity.bench.planning import Trial
+from parity.bench.values import Answer, Answered, Bench, Loaded, Measured, Result, Run, Verdict, coverage, percentile
 from parity.bench.workloads import Work
+from parity.diff.partings import Pair
 from parity.environment.kernels import known_biases
 
 from ..conftest import ROOT, TEXT, VL, Load
 
 Capture = pytest.CaptureFixture[str]
 
-WORK = Work("text/even", ({"prompt": "one"}, {"prompt": "two"}), 4)
+WORK = Work("text/even", ({"prompt": "one"}, {"prompt": "two"}), 4, load=2)
 SAME = (Answer((1, 2), (7, 8, 9), "x"), Answer((3,), (5, 5), "y"))
 OTHER = (SAME[0], Answer((3,), (5, 6), "z"))
 
 
-def measured(name: str, answers: Sequence[Answer], seconds: Sequence[float], first: float = 0.1) -> Measured:
-    return Measured(name, list(answers), list(seconds), [first] * len(seconds), peak=10 << 20)
+def run_of(answers: Sequence[Answer], seconds: float) -> Run:
+    return Run(tuple(answers), seconds, (0.1, 0.2), (seconds / 2, seconds), 10 << 20)
+
+
+def measured(name: str, answers: Sequence[Answer], seconds: Sequence[float]) -> Measured:
+    return Measured(name, [run_of(answers, value) for value in seconds], loaded=5 << 20)
 
 
 def bench_with(*rows: Measured, judged: Mapping[Any, Verdict] | None = None) -> Bench:
-    result = Result("some/model", WORK, rows, tuple(bench.ratios_of(WORK.name, rows, judged or {})))
+    result = Result("some/model", WORK, rows, tuple(bench.ratios_of(WORK, rows, judged or {})))
     return Bench((result,), (("some/model", Loaded("hf", 1.5, 2.0, 3 << 20)),), {"python": "3"})
 
 
 # == Measuring ==
 
 
-def test_contenders_take_turns_after_one_run_each_to_warm_up() -> None:
-    seen: list[tuple[str, int]] = []
+def stub(name: str, seen: list[tuple[str, int, int]]) -> Contender:
+    def run(work: Work, most: int, now: Stopwatch) -> Answered:
+        seen.append((name, len(work.requests), most))
+        answers = [Answer((1,), (1,) * most, "")] * len(work.requests)
+        return Answered(answers, [0.1] * len(answers), [0.2] * len(answers))
 
-    def contender(name: str) -> Contender:
-        def run(work: Work, most: int) -> list[Answer]:
-            seen.append((name, most))
-            return [Answer(None, (1,) * most, "")] * 2
+    return Contender(name, run, lambda: seen.append((name, 0, 0)))
 
-        return Contender(name, run, lambda: seen.append((name, 0)))
 
-    rows = bench.measure([contender("A"), contender("B")], WORK, repeats=2)
-    turn = [("A", 0), ("A", 1), ("A", 0), ("A", 4), ("B", 0), ("B", 1), ("B", 0), ("B", 4)]
-    assert seen == turn * 3
-    assert [(len(row.full), len(row.first), row.tokens, row.same) for row in rows] == [(2, 2, 8, True)] * 2
+def test_contenders_take_turns_each_with_what_it_left_forgotten() -> None:
+    seen: list[tuple[str, int, int]] = []
+    rows = [Measured("A"), Measured("B")]
+    for _ in range(2):
+        measuring.measure([stub("A", seen), stub("B", seen)], WORK, rows, "wall")
+    assert seen == [("A", 0, 0), ("A", 2, 4), ("B", 0, 0), ("B", 2, 4)] * 2
+    assert [(len(row.runs), row.tokens, row.same) for row in rows] == [(2, 8, True)] * 2
+
+
+def test_a_load_is_the_number_of_requests_in_one_call() -> None:
+    work = Work("mine", tuple({"prompt": str(number)} for number in range(16)), 3)
+    seen: list[tuple[str, int, int]] = []
+    for load in (1, 3, 16):
+        measuring.run_once(stub("A", seen), work.at_load(load), "wall")
+    assert [size for _, size, most in seen if most] == [1, 1, 1, 1, 3, 3, 16]
 
 
 def test_a_contender_that_does_not_repeat_itself_is_told_and_fails() -> None:
-    counter = iter(range(99))
-    drifting = Contender("hf", lambda work, most: [Answer(None, (next(counter),) * most, "")], lambda: None)
-    [row] = bench.measure([drifting], WORK, repeats=1)
-    assert not row.same
-    whole = bench_with(row)
+    rows = Measured("hf", [run_of(SAME, 1.0), run_of(OTHER, 1.0)])
+    whole = bench_with(rows)
     assert whole.exit_code == 1 and "DOES NOT REPEAT ITSELF" in bench_report.table(whole)
 
 
-def test_prefill_and_decode_are_told_apart() -> None:
-    row = measured("hf", SAME, [1.1, 1.1], first=0.1)
-    assert row.prefill_speed == pytest.approx(3 / 0.1) and row.decode_speed == pytest.approx((5 - 2) / 1.0)
-    assert measured("hf", SAME, [0.1], first=0.1).decode_speed is None
+def test_percentiles_are_of_the_requests_of_all_runs() -> None:
+    row = measured("hf", SAME, [1.0, 3.0])
+    assert [row.whole(share) for share in (0.5, 0.95)] == [1.0, 3.0]
+    assert [percentile(list(range(1, 101)), share) for share in (0.5, 0.95, 0.99)] == [50, 95, 99]
+    assert percentile([], 0.5) is None
 
 
 def test_memory_is_that_of_the_run() -> None:
-    with bench.Peak() as peak:
+    with measuring.Peak() as peak:
         held = bytearray(64 << 20)
         held[:: 1 << 12] = b"x" * (64 << 8)
-    assert peak.bytes >= bench.memory_now() - (1 << 20) and peak.bytes > 64 << 20
+    assert 60 << 20 < peak.bytes < 96 << 20
+    assert measured("hf", SAME, [1.0]).memory == (5 + 10) << 20
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_first_and_last_tokens_are_seen_on_each_backend_and_change_no_answer(shared: Load, backend: str) -> None:
+    engine = shared(TEXT, backend)
+    work = workloads.make_work("text", "even", 3, 6).at_load(3)
+    plain = [answer.ids for answer in contenders.our_answers(engine, work, 6)]
+    for contender in contenders.contenders(engine, raw=True):
+        now = Stopwatch()
+        answered = contender.run(work, 6, now)
+        assert [answer.ids for answer in answered.answers] == plain
+        assert len(answered.first) == len(answered.last) == 3, contender.name
+        pairs = zip(sorted(answered.first), sorted(answered.last))
+        assert all(0 < first < last < now() for first, last in pairs), contender.name
+
+
+def test_a_first_token_is_noted_before_the_rest_is_made(shared: Load) -> None:
+    """Rows that end at once and rows that go on have the same first token's time, and other last ones."""
+    engine = shared(TEXT, "hf")
+    answers = [answer.ids for answer in contenders.our_answers(engine, WORK, 12)]
+    ends = frozenset({answers[0][2]}) - set(answers[1])
+    assert ends
+    work = Work("text/ragged", WORK.requests, 12, ends, load=2)
+    for contender in contenders.contenders(engine, raw=True)[:2]:
+        answered = contender.run(work, 12, Stopwatch())
+        assert len(set(answered.first)) == 1 and len(set(answered.last)) == 2, contender.name
+
+
+# == Sizing ==
+
+LOADS = (1, 4, 16)
+CELLS = [Work("text/even", ({"prompt": "x"},) * 16, 128).at_load(load) for load in LOADS]
+
+
+def plan_in(left: float, *, tokens: int | None = None, repeats: int | None = None) -> planning.Plan:
+    """Each of two contenders takes 1 s to the first tokens of a call and 0.1 s for one more each."""
+    trials = {(work.label, name): Trial(1.0, 0.1) for work in CELLS for name in ("hf", "vllm")}
+    return planning.make_plan(CELLS, trials, left, tokens=tokens, repeats=repeats, judging=0.0, judged_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("left", "loads", "tokens", "repeats"),
+    [
+        (5000.0, 3, 128, 10),  # 6 calls of 13.7 s by two: 164.4 s a round
+        (830.0, 3, 128, 5),
+        (820.0, 3, 64, 9),
+        (100.0, 3, 16, 3),  # 30 s a round
+        (80.0, 2, 16, 3),  # the greatest load is left out
+        (1.0, 1, 16, 3),
+    ],
+)
+def test_answers_become_shorter_then_rounds_fewer_then_loads(
+    left: float, loads: int, tokens: int, repeats: int
+) -> None:
+    plan = plan_in(left)
+    assert ([work.load for work in plan.works], plan.tokens, plan.repeats) == ([*LOADS[:loads]], tokens, repeats)
+    assert left == 1.0 or plan.seconds * plan.repeats <= left
+
+
+def test_what_was_asked_for_is_not_sized() -> None:
+    plan = plan_in(1.0, tokens=100, repeats=7)
+    assert (len(plan.works), plan.tokens, plan.repeats, plan.asked) == (3, 100, 7, True)
+    assert plan_in(5000.0, tokens=20).tokens == 20
+
+
+def test_the_range_of_five_ratios_is_an_interval_of_94_percent() -> None:
+    assert coverage(5) == 0.9375
 
 
 # == Judging ==
@@ -87,7 +171,7 @@ AT = ("text/even", "hf", "hf plain")
 
 def test_a_ratio_is_taken_repeat_by_repeat_between_equal_answers() -> None:
     rows = [measured("hf", SAME, [1.0, 2.0, 1.0]), measured("hf plain", SAME, [2.0, 2.0, 3.0])]
-    [ratio] = bench.ratios_of("text/even", rows, {})
+    [ratio] = bench.ratios_of(WORK, rows, {})
     assert ratio.verdict.name == "IDENTICAL" and ratio.values == (2.0, 1.0, 3.0)
     assert statistics.median(ratio.values) == 2.0
 
@@ -95,9 +179,9 @@ def test_a_ratio_is_taken_repeat_by_repeat_between_equal_answers() -> None:
 @pytest.mark.parametrize(
     ("name", "beside"),
     [
-        ("SAME WITHIN ROUNDING", "[SAME WITHIN ROUNDING, 1 of 2 rows part]"),
-        ("ANSWERS PART, TOO FEW TOKENS TO TELL WHY", "[ANSWERS PART, TOO FEW TOKENS TO TELL WHY, 1 of 2 rows part]"),
-        ("ANSWERS PART, COULD NOT BE JUDGED", "[ANSWERS PART, COULD NOT BE JUDGED, 1 of 2 rows part; because]"),
+        ("SAME WITHIN ROUNDING", "≈ 1 of 2 part"),
+        ("ANSWERS PART, TOO FEW TOKENS TO TELL WHY", "? 1 of 2 part"),
+        ("ANSWERS PART, COULD NOT BE JUDGED", "not judged 1 of 2 part"),
     ],
 )
 def test_answers_that_part_without_a_fault_have_a_ratio(name: str, beside: str) -> None:
@@ -105,7 +189,9 @@ def test_answers_that_part_without_a_fault_have_a_ratio(name: str, beside: str) 
     whole = bench_with(measured("hf", SAME, [1.0]), measured("hf plain", OTHER, [2.0]), judged={AT: verdict})
     [ratio] = whole.results[0].ratios
     assert (ratio.values, whole.exit_code) == ((2.0,), 0)
-    assert f"× 2.00{' ' * 31}{beside}" in bench_report.table(whole)
+    told = bench_report.table(whole)
+    assert re.search(f"hf plain .* hf ÷ hf plain 2.00 +{re.escape(beside)}", told)
+    assert "text/even, hf ÷ hf plain: because" in told
 
 
 def test_a_fault_withholds_the_ratio() -> None:
@@ -114,8 +200,8 @@ def test_a_fault_withholds_the_ratio() -> None:
     [ratio] = whole.results[0].ratios
     assert (ratio.values, whole.exit_code) == ((), 1)
     told = bench_report.table(whole)
-    assert "no speed-up: the answers differ" in told and "×" not in told
-    assert "[DIFFERENT, 1 of 2 rows part; row 1 parts at token 2: why]" in told
+    assert re.search("hf ÷ hf plain: none +DIFFERENT 1 of 2 part", told)
+    assert "hf ÷ hf plain: row 1 parts at token 2: why" in told
     assert bench_report.as_json(whole)["results"][0]["ratios"][0]["ratio"] is None
 
 
@@ -127,7 +213,7 @@ def test_other_prompts_are_no_comparison() -> None:
 
 def test_a_range_with_1_in_it_has_no_winner() -> None:
     whole = bench_with(measured("hf", SAME, [1.0, 1.0, 2.0]), measured("hf plain", SAME, [0.9, 1.2, 2.1]))
-    assert "hf ÷ hf plain       no difference measured (0.90–1.20)" in bench_report.table(whole)
+    assert "hf ÷ hf plain 1.05 (0.90–1.20) even" in bench_report.table(whole)
     ratio = bench_report.as_json(whole)["results"][0]["ratios"][0]
     assert ratio["difference_measured"] is False and ratio["ratio"] == 1.05
 
@@ -137,7 +223,34 @@ def test_answers_of_other_lengths_are_counted_each_by_its_own_tokens() -> None:
     judged = {AT: Verdict("SAME WITHIN ROUNDING", 1, 2)}
     whole = bench_with(measured("hf", shorter, [1.0]), measured("hf plain", SAME, [1.0]), judged=judged)
     assert whole.results[0].ratios[0].values == (0.8,)
-    assert "1 of 2 rows part; 4 and 5 tokens, each by its own]" in bench_report.table(whole)
+    assert "≈ 1 of 2 part, 4 and 5 tokens" in bench_report.table(whole)
+
+
+def test_loads_are_judged_together_and_each_counts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = {AT: Verdict("SAME WITHIN ROUNDING", 3, 9, "why")}
+    verdict = bench.verdict_of(WORK, measured("hf", SAME, [1.0]), measured("hf plain", OTHER, [1.0]), judged)
+    assert (verdict.name, verdict.parted, verdict.why) == ("SAME WITHIN ROUNDING", "1 of 2", "why")
+
+
+def test_rows_that_part_are_read_before_others_and_each_request_before_a_second_time() -> None:
+    def pair(prompt: int, new: int) -> Pair:
+        return Pair((prompt,), (5,), (new,))
+
+    equal, parts, again, other = pair(1, 5), pair(2, 6), pair(2, 7), pair(3, 8)
+    numbered = [(0, equal), (1, parts), (1, again), (2, other)]
+    assert parted.pairs_to_read(numbered, 100) == [parts, other, equal, again]
+    assert parted.pairs_to_read(numbered, 6) == [parts, other, equal]  # two tokens each
+    assert parted.pairs_to_read(numbered, 0) == [parts, other]
+
+
+def test_a_csv_has_the_table_row_by_row(tmp_path: Path) -> None:
+    rows = [measured("hf", SAME, [1.0, 1.0]), measured("hf plain", SAME, [2.0, 2.5])]
+    bench_report.write(bench_with(*rows), tmp_path)
+    with (tmp_path / "bench.csv").open(newline="") as file:
+        ours, plain = csv.DictReader(file)
+    assert (ours["contender"], ours["load"], ours["ratio"], ours["answers"]) == ("hf", "2", "", "")
+    assert (plain["ratio_of"], plain["ratio"], plain["ratio_most"]) == ("hf / hf plain", "2.25", "2.5")
+    assert (plain["answers"], plain["request_seconds_p99"], plain["memory_bytes"]) == ("IDENTICAL", "2.5", "15728640")
 
 
 @pytest.fixture(scope="module")
@@ -147,30 +260,35 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench_command(model: Path, capsys: Capture, *words: str) -> tuple[int, str]:
-    small = ["--workload", "even", "--repeats", "1", "--blocks", "96", "--max-model-len", "512"]
-    code = main(["bench", "--model", str(model), "--dtype", "bfloat16", "--kinds", "text", *small, *words])
+    small = ["--repeats", "1", "--blocks", "96", "--max-model-len", "512"]
+    code = main(["bench", "--model", str(model), "--dtype", "bfloat16", *small, *words])
     return code, capsys.readouterr().out
 
 
 def test_bfloat16_answers_that_part_by_rounding_have_a_ratio(random_model: Path, capsys: Capture) -> None:
-    code, told = bench_command(random_model, capsys, "--requests", "12", "--max-new-tokens", "64")
+    code, told = bench_command(random_model, capsys, "--load", "12", "--max-new-tokens", "64")
     if known_biases("vllm", "bfloat16"):  # vLLM's kernels do not round here: more than rounding is right, too
         assert code == int("ANSWERS DIFFER" in told), told
         return
-    assert re.search(r"vllm ÷ hf +(× |no difference).*\[SAME WITHIN ROUNDING, \d+ of 12 rows part\]", told), told
+    assert re.search(r"vllm ÷ hf .* ≈ \d+ of 12 part", told), told
     assert code == 0 and "ANSWERS DIFFER" not in told
 
 
-def test_too_few_tokens_are_no_fault(random_model: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench.plain_hf
-    monkeypatch.setattr(bench, "plain_hf", lambda *args: with_last_token(real(*args), 3))
-    flags = ("--backends", "hf", "--raw", "--requests", "1", "--max-new-tokens", "4")
+def test_too_few_tokens_are_no_fault(
+    random_model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text('"Count to 5."\n')
+    real = contenders.plain_hf
+    monkeypatch.setattr(contenders, "plain_hf", lambda *args: with_last_token(real(*args), 3))
+    flags = ("--backends", "hf", "--raw", "--prompts", str(file), "--load", "1", "--max-new-tokens", "4")
     code, told = bench_command(random_model, capsys, *flags)
-    assert "[ANSWERS PART, TOO FEW TOKENS TO TELL WHY, 1 of 1 rows part]" in told and code == 0
+    assert "? 1 of 1 part" in told and code == 0
 
 
-def with_last_token(answers: Sequence[Answer], token: int) -> list[Answer]:
-    return [Answer(answer.prompt_ids, (*answer.ids[:-1], token), answer.text) for answer in answers]
+def with_last_token(answered: Answered, token: int) -> Answered:
+    changed = [Answer(answer.prompt_ids, (*answer.ids[:-1], token), answer.text) for answer in answered.answers]
+    return Answered(changed, answered.first, answered.last)
 
 
 # == Work ==
@@ -180,7 +298,7 @@ def with_last_token(answers: Sequence[Answer], token: int) -> list[Answer]:
 @pytest.mark.parametrize("shape", workloads.SHAPES)
 def test_every_workload_has_the_requests_asked_for(kind: str, shape: str) -> None:
     work = workloads.make_work(kind, shape, 12, 16)
-    assert len(work.requests) == 12 and work.is_chat and work.has_pictures == (kind == "pictures")
+    assert len(work.requests) == 12 and work.has_images == (kind == "images")
     turns = [json.dumps(request["messages"], default=id) for request in work.requests]
     assert len(set(turns)) == (3 if shape == "repeated" else 12)
 
@@ -201,7 +319,7 @@ def test_a_prompts_file_may_hold_chats_texts_and_ids(tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "hi"}]}\n'
     )
     work = workloads.read_prompts(file, 9)
-    assert (work.name, len(work.requests), work.is_chat, work.max_new_tokens) == ("mine", 4, False, 9)
+    assert (work.name, len(work.requests), work.max_new_tokens) == ("mine", 4, 9)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +349,10 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: Capture, line: str, said: s
         (["--workload", "odd"], "'odd'; there are even"),
         (["--repeats", "0"], "--repeats is 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
+        (["--minutes", "0"], "--minutes is 0"),
+        (["--load", "1,many"], "--load 1,many: expected numbers"),
         (["--prompts", "/nowhere.jsonl"], "cannot be read"),
+        (["--prompts", str(TEXT / "config.json"), "--workload", "shared"], "--prompts"),
     ],
 )
 def test_usage_errors_are_told_before_a_model_is_loaded(capsys: Capture, words: list[str], said: str) -> None:
@@ -262,42 +383,149 @@ def loaded(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-@pytest.mark.parametrize(("model", "kind"), [(TEXT, "text"), (VL, "pictures")], ids=["text", "pictures"])
+@pytest.mark.parametrize(("model", "kind"), [(TEXT, "text"), (VL, "images")], ids=["text", "images"])
 def test_all_contenders_answer_the_same_on_every_workload(
     tmp_path: Path, capsys: Capture, model: Path, kind: str
 ) -> None:
-    small = ["--requests", "4", "--max-new-tokens", "12", "--repeats", "1", "--kinds", kind, "--out", str(tmp_path)]
+    shapes = ",".join(workloads.SHAPES)
+    small = ["--load", "1,4", "--max-new-tokens", "12", "--repeats", "1", "--workload", shapes, "--out", str(tmp_path)]
     assert main(["bench", "--model", str(model), "--raw", *small]) == 0
-    said = capsys.readouterr().out
-    continuous = {"hf continuous"} if kind == "text" and bench.has_continuous_batching() else set()
-    assert said.count("IDENTICAL, 4 of 4 rows") == (4 + len(continuous)) * len(workloads.SHAPES)
-    assert "hf loaded in" in said
+    said = capsys.readouterr()
+    continuous = {"hf continuous"} if kind == "text" and contenders.has_continuous_batching() else set()
+    assert len(re.findall(" equal$", said.out, re.MULTILINE)) == (3 + len(continuous)) * 2 * len(workloads.SHAPES)
+    assert "hf loaded in" in said.out and "about" in said.err
     values = json.loads((tmp_path / "bench.json").read_text())
-    assert values["exit_code"] == 0 and len(values["results"]) == len(workloads.SHAPES)
+    assert values["exit_code"] == 0 and len(values["results"]) == 2 * len(workloads.SHAPES)
     even = values["results"][0]["contenders"]
-    assert set(even) == {"hf", "hf plain", "vllm", "vllm generate", "vllm chat"} | continuous
+    assert set(even) == {"hf", "hf plain", "vllm", "vllm generate"} | continuous
     assert {row["tokens"] for row in even.values()} == {4 * 12}
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on contenders that answer at once, and load no model."""
+    checkpoint = SimpleNamespace(dtype="float32", eos_ids=(0,), placeholder_id=None)
+
+    @contextlib.contextmanager
+    def opened(model: str, backends: Sequence[str], settings: Any) -> Iterator[list[Any]]:
+        names = [SimpleNamespace(name=name) for name in backends]
+        config = SimpleNamespace(decoder=None)
+        yield [
+            (
+                SimpleNamespace(checkpoint=checkpoint, processor=None, config=config, backend=name),
+                Loaded(name.name, 1, 1, 1),
+            )
+            for name in names
+        ]
+
+    monkeypatch.setattr(bench, "opened", opened)
+    monkeypatch.setattr(contenders, "contenders", lambda engine, raw: [stub(engine.backend.name, [])])
+
+
+@pytest.mark.usefixtures("stubs")
+def test_redirected_it_says_what_it_will_do_and_prints_a_line_for_each_run(capsys: Capture) -> None:
+    words = ["--load", "1,2", "--max-new-tokens", "4", "--repeats", "2"]
+    assert main(["bench", "--model", "some/model", *words]) == 0
+    said = capsys.readouterr()
+    assert re.search(
+        r"about [\d.]+ min in all, of which \d+ s are over\n  text/even × 1, 2; hf, vllm; answers of 4", said.err
+    )
+    runs = re.findall(r"round (\d) of 2: text/even × (\d), (\w+): [\d,]+ tokens/s", said.err)
+    assert runs == [(number, load, name) for number in "12" for load in "12" for name in ("hf", "vllm")]
+    assert re.search(r"vllm ÷ hf [\d.]+ .* equal\n", said.out)
+
+
+@pytest.mark.usefixtures("stubs")
+def test_control_c_keeps_what_was_measured(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = measuring.run_once, iter(range(99))
+
+    def interrupted(contender: Contender, work: Work, clock: str) -> Run:
+        if next(calls) == 4 + 5:  # warm-ups and small runs, then two rounds and a half
+            raise KeyboardInterrupt
+        return real(contender, work, clock)
+
+    monkeypatch.setattr(measuring, "run_once", interrupted)
+    words = ["--load", "1", "--max-new-tokens", "4", "--repeats", "5", "--out", str(tmp_path)]
+    assert main(["bench", "--model", "some/model", *words]) == 130
+    assert "rounds: 2–3" in (said := capsys.readouterr().out) and "stopped by Ctrl-C" in said
+    [result] = json.loads((tmp_path / "bench.json").read_text())["results"]
+    assert [len(row["seconds"]) for row in result["contenders"].values()] == [3, 2]
+    assert len(result["ratios"][0]["values"]) == 2
+
+
+@pytest.mark.usefixtures("stubs")
+def test_rounds_end_with_the_time(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that becomes slower after the estimate."""
+    monkeypatch.setattr(bench.Session, "left", property(lambda self: 600.0 if self.plan is None else 0.0))
+    assert main(["bench", "--model", "some/model", "--load", "1", "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 10 rounds: the time was over" in said and "rounds: 1" in said
+
+
+@pytest.mark.usefixtures("stubs")
+def test_a_load_whose_small_run_would_take_the_time_is_left_out(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "next_trial_seconds", lambda tried, load, then: 1e9 if then == 16 else 0.0)
+    assert main(["bench", "--model", "some/model", "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr()
+    assert "load 16, 64 left out" in said.out and "text/even × 1, 4; hf, vllm" in said.err
+
+
+def test_tokens_are_seen_where_vllms_core_hands_them_out() -> None:
+    class Core:
+        def get_output(self) -> Any:
+            return SimpleNamespace(outputs=steps.pop(0))
+
+    def token(name: str, *ids: int) -> Any:
+        return SimpleNamespace(request_id=name, new_token_ids=list(ids))
+
+    steps = [[token("a", 1), token("b")], [token("a", 2), token("b", 3)], [token("b", 4)]]
+    core = Core()
+    engine: Any = SimpleNamespace(model=SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core)))
+    ticks = iter((0.1, 0.2, 0.3))
+    now: Any = lambda: next(ticks)  # noqa: E731
+    with contenders.vllm_times(engine, now) as (first, last):
+        for _ in range(3):
+            core.get_output()
+    assert (first, last) == ({"a": 0.1, "b": 0.2}, {"a": 0.2, "b": 0.3})
+    assert "get_output" not in vars(core)
+
+
+def test_rows_that_begin_anew_get_their_first_token_then() -> None:
+    ticks = iter((0.1, 0.2, 0.3))
+    now: Any = lambda: next(ticks)  # noqa: E731
+    rows = [SimpleNamespace(ids=[1], over=True), SimpleNamespace(ids=[2], over=False)]
+    times = contenders.RowTimes(now)
+    times.arrived("hf", rows)
+    times.stepped()
+    times.restarted(rows[1:])
+    rows[1].ids = []
+    times.stepped()
+    rows[1].ids, rows[1].over = [2], True
+    times.stepped()
+    assert [list(found.values()) for found in (times.first, times.last)] == [[0.1, 0.3], [0.1, 0.3]]
+
+
 @pytest.mark.usefixtures("loaded")
 def test_a_drift_between_contenders_is_exit_1(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = bench.plain_hf
+    real = contenders.plain_hf
 
-    monkeypatch.setattr(bench, "plain_hf", lambda *args: with_last_token(real(*args), 3))
+    monkeypatch.setattr(contenders, "plain_hf", lambda *args: with_last_token(real(*args), 3))
     file = tmp_path / "mine.jsonl"
     file.write_text('"Count to 5."\n"Count to 6."\n')
-    words = ["--backends", "hf", "--raw", "--prompts", str(file), "--max-new-tokens", "8", "--repeats", "1"]
+    words = ["--backends", "hf", "--raw", "--prompts", str(file), "--max-new-tokens", "8", "--repeats", "1", "--load=2"]
     assert main(["bench", "--model", str(TEXT), *words]) == 1
     assert re.search(
-        r"DIFFERENT, 2 of 2 rows part; row 0 parts at token 8: .* would not have chosen its token|float32 prefers",
+        r"DIFFERENT 2 of 2 part(.|\n)*row 0 parts at token 8: (.* would not have chosen its token|float32 prefers)",
         capsys.readouterr().out,
     )
 
 
 @pytest.mark.usefixtures("loaded")
-def test_pictures_are_not_asked_of_a_text_model(capsys: Capture) -> None:
-    assert main(["bench", "--model", str(TEXT), "--backends", "hf", "--kinds", "pictures"]) == 2
+def test_images_are_not_asked_of_a_text_model(capsys: Capture) -> None:
+    assert main(["bench", "--model", str(TEXT), "--backends", "hf", "--kinds", "images"]) == 2
     assert "nothing to measure" in capsys.readouterr().err
 
 
@@ -311,14 +539,16 @@ def test_the_quick_comparison_runs_from_a_shell(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     said = done.stdout.decode()
     assert done.returncode == 0, done.stderr.decode()
-    assert "mine: 2 requests" in said and "IDENTICAL, 2 of 2 rows" in said and "decode/s" in said
+    assert "mine/even × 1: 2 requests" in said and re.search(r"hf ÷ hf plain .* equal\n", said)
+    assert "load 4, 16, 64 left out: the prompts file has 2 requests" in said
+    assert "round 1 of 1: mine/even × 1, hf plain" in done.stderr.decode()
 
 
 def test_a_large_model_is_measured_one_backend_after_the_other(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, loaded: None
 ) -> None:
     monkeypatch.setattr(bench, "ROOM", 10**9)
-    words = ["--workload", "even", "--kinds", "text", "--requests", "2", "--max-new-tokens", "4", "--repeats", "1"]
+    words = ["--load", "2", "--max-new-tokens", "4", "--repeats", "1"]
     assert main(["bench", "--model", str(TEXT), *words]) == 0
     said = capsys.readouterr().out
     assert "one after the other" in said and "vllm ÷ hf" in said
@@ -335,9 +565,9 @@ def test_the_random_model_is_a_qwen3_of_25_million_weights_that_says_many_things
 
 
 def test_guesses_are_told_against_the_same_engine_without_them(capsys: Capture) -> None:
-    flags = "--backends hf --guess ngram --workload even --kinds text --requests 2 --max-new-tokens 8 --repeats 1"
+    flags = "--backends hf --guess ngram --load 2 --max-new-tokens 8 --repeats 1"
     assert main(["bench", "--model", str(TEXT), *flags.split()]) == 0
-    assert re.search(r"hf guessing ÷ hf +× .*IDENTICAL, 2 of 2 rows", capsys.readouterr().out)
+    assert re.search(r"hf guessing ÷ hf [\d.]+ +equal\n", capsys.readouterr().out)
 
 
 def test_guesses_without_hf_beside_them_are_refused(capsys: Capture) -> None:

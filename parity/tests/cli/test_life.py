@@ -55,6 +55,7 @@ def goldens(tmp_path: Path) -> Path:
         ("parity check --junit golden >&-", 2),
         ("parity accept site --withdraw <&- >&-", 2),
         ("parity list >/dev/full", 3),
+        ("parity rename site site >/dev/full 2>&1", 2),
         ("parity list --cases | true", 0),
     ],
 )
@@ -71,6 +72,16 @@ def test_nothing_that_is_printed_lands_in_a_file_of_the_command(goldens: Path) -
     assert ended == 4
     assert (goldens / "out.json").read_text().startswith("{")
     assert (goldens / "out.html").read_text().startswith("<!")
+
+
+@pytest.mark.parametrize("reader", [">/dev/full", ">/dev/full 2>&1", "| true; exit ${PIPESTATUS[0]}"])
+def test_a_check_that_nobody_can_read_has_its_verdict_and_its_reports(reader: str, goldens: Path) -> None:
+    """`check --html` into a pipe whose reader was gone ended with 141, on a full disk with 3, and wrote no page."""
+    reports = "--json out.json --html out.html --junit out.xml --markdown out.md"
+    ended, said = in_shell(f"parity check site/other {reports} {reader}", goldens)
+    assert ended == 4, said
+    assert "Traceback" not in said and "Exception ignored" not in said
+    assert len(list(goldens.glob("out.*"))) == 4
 
 
 def test_a_fault_of_the_program_is_no_drift(
@@ -100,12 +111,20 @@ def wait_until(is_so: object, seconds: float) -> bool:
     return bool(is_so())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9), (signal.SIGINT, 130)]
+)
 def test_the_worker_of_a_check_that_is_ended_ends(number: signal.Signals, code: int, goldens: Path) -> None:
     """SIGTERM, as of a CI runner that cancels a job, left the worker and its children running."""
     command = [sys.executable, "-m", "parity", "check"]
     with subprocess.Popen(
-        command, cwd=goldens, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=goldens,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where pytest runs under nohup
     ) as process:
         assert wait_until((goldens / "pids").exists, 120)
         pids = [int(word) for word in (goldens / "pids").read_text().split()]
@@ -114,6 +133,45 @@ def test_the_worker_of_a_check_that_is_ended_ends(number: signal.Signals, code: 
         said = process.communicate(timeout=30)[0]
     assert process.returncode == code and "Traceback" not in said
     assert wait_until(lambda: not any(map(is_alive, pids)), 10)
+
+
+SCRIPT = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+open("pids.new", "w").write(f"{os.getpid()} {child.pid}")
+os.rename("pids.new", "pids")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("command", ["record --name old", "check --name old"])
+def test_a_script_ends_with_its_children_where_its_observer_is_ended(command: str, goldens: Path) -> None:
+    """After SIGTERM to `record` what the old script had started ran on."""
+    (goldens / "old.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "parity", *command.split(), "--", sys.executable, "old.py"]
+    with subprocess.Popen(words, cwd=goldens, env=ENVIRON, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert wait_until((goldens / "pids").exists, 60)
+        pids = [int(word) for word in (goldens / "pids").read_text().split()]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert wait_until(lambda: not any(map(is_alive, pids)), 10)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_while_a_class_is_made_is_no_fault(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python wraps what is raised in __set_name__ into a RuntimeError: SIGTERM during an import ended with 3."""
+
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("parity.record.inventory.run_list", lambda args: type("Owner", (), {"field": Field()}) and 0)
+    monkeypatch.setattr("parity.__main__.end_at_once", lambda: None)
+    assert main(["list"]) == code
+    assert "fault" not in capsys.readouterr().err
 
 
 def test_doctor_prints_as_it_goes_and_bounds_its_tries(

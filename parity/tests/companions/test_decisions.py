@@ -90,6 +90,37 @@ def test_reads_are_one_where_labels_begin_differently(text: GenerationEngine) ->
     assert (first.reads, second.reads) == (1, 2)
 
 
+def model_inputs(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Gets what each run of the model is given: on hf [rows, tokens], on vllm its number of tokens."""
+    found: list[Any] = []
+    if engine.backend.name == "hf":
+        owner, name = engine.model, "forward"
+    else:
+        owner, name = engine.model.llm_engine.engine_core.engine_core.model_executor, "execute_model"
+    run = getattr(owner, name)
+
+    @functools.wraps(run)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        is_hf = engine.backend.name == "hf"
+        found.append(tuple(kwargs["input_ids"].shape) if is_hf else args[0].total_num_scheduled_tokens)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, watched)
+    return found
+
+
+def test_labels_of_one_token_cost_what_one_new_token_costs(
+    text: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = [chat(f"Count to {number}.") for number in range(10, 34)]
+    inputs = model_inputs(text, monkeypatch)
+    text.generate_text_batch(chats, {"max_new_tokens": 1}, cache=False)
+    of_token = list(inputs)
+    inputs.clear()
+    decide(text, chats, [{"type": "choice", "choices": ["1", "2", "3", "4"]}])
+    assert inputs == of_token and of_token
+
+
 def test_a_choice_is_what_the_engine_generates(text: GenerationEngine) -> None:
     """The position is that behind the chat template."""
     [result] = text.generate_text_batch([PLAIN], {"max_new_tokens": 8})

@@ -563,15 +563,6 @@ def check_lost_drafter(group: moved.DecoupledGroup, shared: Load, directory: Pat
     assert (lost["number"], lost["why"]) == (str(victim), why) and victim not in group.coordinator.drafters
 
 
-def test_a_drafter_that_dies_costs_no_answer(
-    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafters = group.coordinator.drafters
-    killing(group, monkeypatch, lambda _: drafters[max(drafters)])
-    check_lost_drafter(group, shared, tmp_path, OPTIONS["greedy"], "ActorDiedError")
-    check_complete(group, shared)
-
-
 def test_a_drafter_that_hangs_is_ended_and_costs_no_answer(
     group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,23 +596,6 @@ def test_a_verifier_that_dies_has_its_requests_run_again_and_is_started_again(
     number, why = lost_verifier(read_moves(tmp_path))
     assert why == "ActorDiedError"
     assert str(1 - int(number)) in {str(worker.number) for worker in read_workers(tmp_path)}
-    check_complete(group, shared)
-
-
-def test_a_verifier_that_hangs_is_ended_after_patience_and_its_requests_run_elsewhere(
-    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordinator = group.coordinator
-    processes = {number: process_of(group, actor) for number, actor in coordinator.verifiers.items()}
-    requests = REQUESTS + COUNTS
-    with monkeypatch.context() as patch, group.traced(tmp_path, rollout.Trace):
-        patch.setattr(coordinator, "patience", 8.0)
-        killing(group, patch, processes.__getitem__, lambda process: os.kill(process, signal.SIGSTOP))
-        results = group.generate_text_batch(requests, OPTIONS["seeded"])
-    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS["seeded"]))
-    number, why = lost_verifier(read_moves(tmp_path))
-    assert "no reply for" in why
-    check_ended(processes[int(number)])
     check_complete(group, shared)
 
 

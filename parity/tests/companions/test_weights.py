@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gen_engine import EngineError, GenerationEngine, OptionError, UnsupportedError
+from gen_engine import EngineError, GenerationEngine, OptionError, Plugin, UnsupportedError
 from parity.models.tasks import drawing
 
 from ..conftest import ROOT, TEXT, VL, chat, open_engine
@@ -243,6 +243,8 @@ WRONG: dict[str, tuple[Change, str]] = {
     "whole numbers": (with_weight(NORM, lambda old: old.int()), "norm.weight' is torch.int32"),
     "NaN": (with_weight(NORM, not_a_number), "norm.weight' .*NaN"),
     "infinite": (with_weight(NORM, lambda old: old / 0), "norm.weight' .*infinite"),
+    "infinite in the engine's type": (with_weight(NORM, lambda old: old.double() * 1e300),
+                                      "norm.weight' .*beyond torch.float32"),
     "no data": (with_weight(NORM, lambda old: old.to("meta")), "norm.weight' is on the meta device"),
     "DDP": (renamed("module."), "35 names.*'module.'"),
     "compiled": (renamed("_orig_mod."), "35 names.*'_orig_mod.'"),
@@ -277,8 +279,12 @@ def test_update_weights_of_a_generator_that_ends_wrong_answers_nothing_until_it_
         with pytest.raises(OptionError, match="no weight 'no.such'"):
             engine.update_weights(iter([("no.such", new[NORM]), *new.items()]))
         assert answers(engine) == before, "nothing had been written"
-        for wrong in (pairs(), iter([*new.items(), ("no.such", new[NORM])])):
-            with pytest.raises((KeyError, OptionError)):
+        ends: list[tuple[Iterator[Any], type[Exception], str]] = [
+            (pairs(), KeyError, "the trainer's own"),
+            (iter([*new.items(), ("no.such", new[NORM])]), OptionError, "no weight 'no.such'"),
+        ]
+        for wrong, kind, words in ends:
+            with pytest.raises(kind, match=words):
                 engine.update_weights(wrong)
             for use in (answers, lambda engine: engine.score_batch([("a", "b")])):
                 with pytest.raises(EngineError, match="weights are not whole.*[Ss]end all of them"):
@@ -328,6 +334,114 @@ def test_update_weights_in_buckets_refuses_a_wrong_bucket_and_goes_on(backend: s
                 engine.update_weights({})
         engine.update_weights(weights)
         assert answers(engine) == expected
+
+
+def test_update_weights_of_all_weights_begins_anew_where_buckets_were_left_unfinished(
+    backend: str, tmp_path: Path
+) -> None:
+    new = saved(TEXT, tmp_path, trained(tensors_of(TEXT)))
+    weights = tensors_of(new)
+    stale = trained(weights, seed=2)
+    with open_engine(new, backend) as engine:
+        expected = answers(engine)
+    with open_engine(TEXT, backend) as engine:
+        for whole in (weights, list(weights.items()), lambda: iter(weights.items())):
+            engine.update_weights({name: stale[name] for name in (QUERY, NORM, EMBEDDING)}, partial=True)
+            with pytest.raises(OptionError, match="twice.*all of them in one call"):
+                engine.update_weights({NORM: weights[NORM]})
+            with pytest.raises(OptionError, match="NaN"):
+                engine.update_weights({**weights, NORM: not_a_number(weights[NORM])})
+            with pytest.raises(EngineError, match="not finished"):
+                answers(engine)
+            engine.update_weights(whole)
+            assert answers(engine) == expected
+
+
+def test_update_weights_refuses_calls_of_the_engine_from_its_own_pairs(backend: str, tmp_path: Path) -> None:
+    new = saved(TEXT, tmp_path, trained(tensors_of(TEXT)))
+    weights = tensors_of(new)
+    with open_engine(new, backend) as engine:
+        expected = answers(engine)
+
+    def asking(engine: GenerationEngine, use: Callable[[], Any]) -> Iterator[tuple[str, Any]]:
+        for place, pair in enumerate(weights.items()):
+            if place == len(weights) // 2:
+                use()
+            yield pair
+
+    with open_engine(TEXT, backend) as engine:
+        before = answers(engine)
+        uses: list[Callable[[], Any]] = [
+            lambda: answers(engine),
+            lambda: engine.score_batch([("a", "b")]),
+            lambda: engine.update_weights({NORM: weights[NORM]}),
+            lambda: engine.add_adapter("one", "nowhere"),
+        ]
+        for use in uses:
+            with pytest.raises(EngineError, match="from within its own update"):
+                engine.update_weights(functools.partial(asking, engine, use))
+            assert answers(engine) == before, "a function is read whole before anything is written"
+            with pytest.raises(EngineError, match="from within its own update"):
+                engine.update_weights(asking(engine, use))
+            with pytest.raises(EngineError, match="not whole"):
+                answers(engine)
+            engine.update_weights(weights)
+            assert answers(engine) == expected
+            engine.update_weights(tensors_of(TEXT))
+
+
+def test_update_weights_from_within_a_call_is_refused_so_that_no_answer_spans_two_versions(backend: str) -> None:
+    new = trained(tensors_of(TEXT))
+
+    class Trains(Plugin):
+        name = "trains"
+
+        def should_stop(self, token_ids: Any, text: str) -> bool:
+            if len(token_ids) == 2:
+                engine.update_weights(new)
+            return False
+
+    with open_engine(TEXT, backend) as engine:
+        before = answers(engine)
+        with pytest.raises(OptionError, match="plugin 'trains'.*from within a call"):
+            engine.generate_text_batch([chat(QUESTIONS[0])], OPTIONS, plugins=[Trains()])
+        assert answers(engine) == before
+        with engine.bare(read_only=True), pytest.raises(EngineError, match="from within a call"):
+            engine.update_weights(new)
+        assert answers(engine) == before
+
+
+def test_update_weights_of_the_engines_own_tensors_under_other_names_is_refused() -> None:
+    with open_engine(TEXT, "hf") as engine:
+        before = answers(engine)
+        own = engine.model.state_dict()
+        one, other = (f"model.layers.{layer}.input_layernorm.weight" for layer in (0, 1))
+        swapped = {**own, one: own[other], other: own[one]}
+        for weights in (swapped, lambda: iter(swapped.items()), iter([(one, own[other])])):
+            with pytest.raises(OptionError, match="own model.*clone"):
+                engine.update_weights(weights)
+            assert answers(engine) == before
+        engine.update_weights(own)
+        assert answers(engine) == before
+        engine.update_weights({one: own[other].clone(), other: own[one].clone()})
+        assert answers(engine) != before
+
+
+def test_update_weights_of_values_beyond_the_engines_type_is_refused_whatever_the_files_have(backend: str) -> None:
+    torch = importlib.import_module("torch")
+    with open_engine(TEXT, backend, dtype="bfloat16") as engine:
+        before = answers(engine)
+        with pytest.raises(OptionError, match="norm.weight' has values beyond torch.bfloat16"):
+            engine.update_weights({NORM: torch.full((64,), 3.4e38)})  # finite in float32
+        assert answers(engine) == before
+
+
+@pytest.mark.parametrize("version", [3, "", b"step"])
+def test_update_weights_refuses_a_version_that_is_no_text(version: Any) -> None:
+    with open_engine(TEXT, "hf") as engine:
+        with pytest.raises(OptionError, match="version"):
+            engine.update_weights({NORM: trained(tensors_of(TEXT))[NORM]}, version=version)
+        assert engine.weight_version is None
 
 
 def test_update_weights_of_a_generator_holds_few_of_its_tensors(backend: str) -> None:

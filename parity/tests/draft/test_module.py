@@ -357,7 +357,7 @@ def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory()
         "tokenizer": {"$object": "x.QwenTokenizerFast"},
     }
     draft = draft_of(source, seen(**objects, question="Why?"))
-    assert draft.factories == {"engine": "make_engine"}
+    assert [*draft.factories.values()] == [{"engine": "make_engine"}]
     assert run(draft, "make_engine")[1].loads == [("m", {"dtype": "bfloat16"})]
     assert "def answer(engine, question):" in draft.code
 
@@ -576,6 +576,7 @@ def test_draft_with_stops_moves_a_cut_by_the_same_rule(penalty: float) -> None:
     value, engine = run(draft, "answer", "Why?")
     assert (value, engine.calls[0][1]["stop"]) == ("ANSWER", ["###"])
     assert "split" not in draft.code
+    assert 'the cut at "###" is a stop' in draft.changes[0], "check will say LATENT"
 
 
 def test_draft_of_beams_that_an_argument_may_ask_for_says_that_they_are_ignored() -> None:
@@ -625,3 +626,21 @@ def test_draft_of_a_model_that_a_class_keeps_asks_the_engine_under_that_name() -
     value, engine = run(draft_of(source), "answer", "m", "Why?")
     assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 5})]
     assert len(engine.loads) == 1
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0], skip_special_tokens=True)",
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0]), 1",
+        "[tok.decode(model.generate(**inputs, max_new_tokens=5)[0])]",
+        "tok.decode(model.generate(**inputs, max_new_tokens=5)[0]) if question else ''",
+        "[tok.decode(model.generate(**tok(q, return_tensors='pt'), max_new_tokens=5)[0]) for q in [question]]",
+    ],
+)
+def test_draft_of_a_call_inside_a_call_asks_once(returned: str) -> None:
+    """The ids of prompt and answer were written as two calls of the engine."""
+    draft = body(PROMPT + f"return {returned}", question="x")
+    value, engine = run(draft, "answer", "Why?")
+    assert len(engine.calls) == 1 and "decoded [1, 2, 3, 5, 6]" in str(value)
+    assert draft.code.count("max_new_tokens") == 1

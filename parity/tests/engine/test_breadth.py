@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gen_engine import GenerationEngine, UnsupportedError
+from parity.companions.joining import Joining
 from parity.models.tasks import drawing
 
 from ..conftest import TEXT, VL, open_engine
@@ -96,17 +97,45 @@ def test_text_architectures_give_the_same_ids_on_both(name: str, tmp_path: Path)
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
 
 
-def test_ragged_rows_of_a_model_without_positions_are_what_each_is_alone(tmp_path: Path) -> None:
-    """A recurrent state cannot be continued from: such a batch runs to its end."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": vocabulary(TEXT)}
-    config = importlib.import_module("transformers").MambaConfig(**sizes, bos_token_id=None, pad_token_id=None)
+MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2,
+           "mamba_chunk_size": 16}  # fmt: skip
+# architecture that keeps a state beside or in place of attention -> (config class, what differs from SIZE)
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8}),
+    "bamba": ("BambaConfig", {"attn_layer_indices": [1], **MAMBA_2}),
+    "falcon_h1": ("FalconH1Config", {"mamba_d_ssm": 128, **MAMBA_2}),
+    "jamba": (
+        "JambaConfig",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1,
+         "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "use_mamba_kernels": False},
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("decoder", [None, Joining()], ids=str)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_ragged_rows_of_a_recurrent_model_are_what_each_is_alone(name: str, decoder: Any, tmp_path: Path) -> None:
+    """A state cannot be continued from without positions: such a batch runs to its end."""
+    kind, differences = RECURRENT[name]
+    sizes = {**SIZE, "vocab_size": vocabulary(TEXT), "bos_token_id": None, "pad_token_id": None, **differences}
+    config = getattr(importlib.import_module("transformers"), kind)(**sizes)
     requests = [{"prompt": f"Count to {n}." * (1 + n % 3), "seed": n} for n in range(8)]
-    with open_engine(save(tmp_path / "mamba", config, TEXT), "hf", max_model_len=512) as engine:
-        options = {"max_new_tokens": 24, "temperature": 1.0, "stop": {"token_ids": [*range(0, 500, 20)]}}
+    model = save(tmp_path / name, config, TEXT)
+    with open_engine(model, "hf", max_model_len=512, dtype="float32", decoder=decoder) as engine:
+        options = {"max_new_tokens": 24, "temperature": 1.0, "logprobs": 0, "stop": {"token_ids": [*range(0, 500, 20)]}}
         alone = [engine.generate_text_batch([request], options)[0] for request in requests]
         together = engine.generate_text_batch(requests, options)
     assert len({result.completion_tokens for result in alone}) > 2
     assert [result.token_ids for result in together] == [result.token_ids for result in alone]
+    for result, expected in zip(together, alone):
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 def test_hf_answers_beside_a_vllm_that_runs_the_model_by_transformers_code_and_after_it(tmp_path: Path) -> None:

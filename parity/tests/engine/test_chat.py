@@ -126,6 +126,7 @@ def test_what_a_template_refuses_is_said_with_the_index(text: GenerationEngine) 
 
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}"
+CATCHING = "{% for a in range(40) %}{% for b in range(29999) %}{{ b|int|int|int|int and '' }}{% endfor %}{% endfor %}"
 
 
 def test_a_template_of_a_request_that_runs_on_fails_alone(
@@ -139,6 +140,14 @@ def test_a_template_of_a_request_that_runs_on_fails_alone(
     assert isinstance(error, RequestError) and error.index == 1
     assert "the request's chat template ran for more than 0.5 seconds" in str(error)
     assert first.completion_tokens and last.completion_tokens and sys.gettrace() is trace
+
+
+def test_a_templates_filters_cannot_catch_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jinja's int catches ValueError, which a RequestError is."""
+    monkeypatch.setattr(gen_engine, "TEMPLATE_SECONDS", 0.1)
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"ran for more than 0\.1 seconds"):
+            render(checkpoint(TEXT).tokenizer, HELLO, chat={"template": CATCHING})
 
 
 def test_template_variables_reach_the_template() -> None:
@@ -204,6 +213,11 @@ def test_no_second_bos_where_the_tokenizer_adds_one(backend: str, edited: Callab
         [chatted, raw] = engine.generate_text_batch([chat("Hello"), {"prompt": "Hello"}], {"max_new_tokens": 2})
         assert chatted.prompt_token_ids.count(bos) == 1 and chatted.prompt_token_ids[0] == bos
         assert raw.prompt_token_ids[0] == bos and raw.prompt_token_ids.count(bos) == 1
+        assert not chatted.notes and not raw.notes
+        rendered = engine.render([{"role": "user", "content": "Hello"}])
+        [again] = engine.generate_text_batch([{"prompt": rendered}], {"max_new_tokens": 2})
+        assert again.prompt_token_ids == (bos, *chatted.prompt_token_ids), "as plain transformers does"
+        assert again.notes == ("the prompt begins with the BOS, and the tokenizer put another before it: it has two",)
 
 
 def test_a_checkpoint_without_a_template_says_so(edited: Callable[..., Path]) -> None:
@@ -413,6 +427,49 @@ def test_text_parts_are_joined_with_a_line_end_where_a_template_takes_a_string(t
     request = {"messages": [message], "chat": how}
     [result] = text.generate_text_batch([request], {"max_new_tokens": 2})
     assert "text parts of a message were joined with a line end" in result.notes
+
+
+OF_PARTS = "{% for p in c %}{{ p.text }}{% endfor %}"
+TEMPLATES = {
+    "a variable": "{% for m in messages %}{% set c = m.content %}" + OF_PARTS + "{% endfor %}",
+    "a macro": "{% macro say(c) %}"
+    + OF_PARTS
+    + "{% endmacro %}{% for m in messages %}{{ say(m.content) }}{% endfor %}",
+    "the first part": "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
+    "a filter": "{% for m in messages %}{{ m.content | map(attribute='text') | join }}{% endfor %}",
+    "a string": "{% for m in messages %}{% for p in messages %}{% endfor %}{{ m.content.strip() }}{% endfor %}",
+    "a loop over characters": "{% for m in messages %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", ["string", "part"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_template_loses_a_text_in_whatever_form_it_wants_it(name: str, form: str) -> None:
+    """How a template takes a content was read from its source, by a pattern that these do not follow."""
+    content: Any = "Hello" if form == "string" else [{"type": "text", "text": "Hello"}]
+    messages = [{"role": "user", "content": content}]
+    for owner in (checkpoint(TEXT).tokenizer, checkpoint(VL).processor):
+        assert render(owner, messages, chat={"template": TEMPLATES[name]}) == "Hello"
+
+
+def test_each_role_of_a_template_has_its_own_form() -> None:
+    """Llama 3.2's takes parts of the user, and of the system a string."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% else %}{{ m.content | trim }}: {% endif %}{% endfor %}"
+    )
+    both = [[{"type": "text", "text": text}] for text in ("Be brief", "Hello")]
+    for contents in (both, ["Be brief", "Hello"]):
+        messages = [{"role": role, "content": content} for role, content in zip(("system", "user"), contents)]
+        assert render(checkpoint(TEXT).tokenizer, messages, chat={"template": template}) == "Be brief: Hello"
+
+
+def test_a_template_that_failed_once_loses_no_text_later() -> None:
+    template = "{{ mood.x }}{% for p in messages[0].content %}{{ p.text }}{% endfor %}"
+    tokenizer = checkpoint(TEXT).tokenizer
+    with pytest.raises(RequestError, match="'mood' is undefined"):
+        render(tokenizer, HELLO, chat={"template": template})
+    assert render(tokenizer, HELLO, chat={"template": template, "kwargs": {"mood": {"x": "!"}}}) == "!Hello"
 
 
 class Question(str, enum.Enum):  # Jinja writes a member of StrEnum by its value

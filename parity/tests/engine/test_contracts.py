@@ -347,6 +347,14 @@ def test_errors_survive_pickling_and_copying() -> None:
         assert (str(other), other.index, other.fix) == ("request 3: bad. Mend it.", 3, "mend it")
 
 
+@pytest.mark.parametrize(
+    ("fix", "said"),
+    [("mend it", "Mend it"), ("vLLM would raise", "vLLM would raise"), ("max_tokens is another name", "max_tokens is")],
+)
+def test_errors_leave_names_as_they_are_spelt(fix: str, said: str) -> None:
+    assert f"bad. {said}" in str(RequestError("bad", fix=fix))
+
+
 def test_whole_numbers_do_where_numbers_are_meant(text: GenerationEngine) -> None:
     options = {"repetition_penalty": 2, "temperature": 1, "top_p": 1, "min_p": 1, "max_new_tokens": 2}
     assert text.generate_text_batch([chat("a")], options)[0].completion_tokens == 2

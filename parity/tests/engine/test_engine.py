@@ -64,7 +64,6 @@ WINDOWS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("linear, set", {"max_position_embeddings": 64, "rope_scaling": LINEAR}, {"max_model_len": 128}, 128),
     ("longrope", {"rope_scaling": LONG, "original_max_position_embeddings": 64}, {}, 64),
     ("model_max_length", {"model_max_length": 64}, {}, 64),
-    ("overridden", {}, {"vllm_kwargs": {"hf_overrides": {"max_position_embeddings": 64}}}, 64),
 ]
 
 
@@ -72,15 +71,31 @@ WINDOWS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
 def test_the_window_on_vllm_is_vllms(
     config: dict[str, Any], settings: dict[str, Any], window: int, edited: Callable[..., Path]
 ) -> None:
-    own = {**SMALL["vllm"]["vllm_kwargs"], **settings.get("vllm_kwargs", {})}
     model = edited(TEXT, {"config.json": config})
-    with open_engine(model, "vllm", **{"max_model_len": None, **settings, "vllm_kwargs": own}) as engine:
+    with open_engine(model, "vllm", **{"max_model_len": None, **settings}) as engine:
         options = {"max_new_tokens": window - 2, "stop": {"ignore_eos": True}}
         [full] = engine.generate_text_batch([{"prompt_token_ids": [5, 6]}], options)
         assert (full.finish_reason, full.completion_tokens) == ("length", window - 2)
         assert full.effective["max_model_len"]["value"] == engine.describe()["max_model_len"] == window
         with pytest.raises(PromptTooLongError, match=f"the window of {window} "):
             engine.generate_text_batch([{"prompt_token_ids": [5, 6, 7]}], options)
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "max_position_embeddings", "num_hidden_layers", "use_cache"])
+def test_a_keyword_that_would_change_the_checkpoints_config_is_refused_at_load(name: str, backend: str) -> None:
+    """The model followed it, and what is read from the checkpoint did not: an end, the window, cached answers."""
+    given = {"max_position_embeddings": 64, "eos_token_id": [5], "num_hidden_layers": 1, "use_cache": False}
+    where, own = "hf_kwargs", {name: given[name]}
+    kwargs: dict[str, Any] = {"hf_kwargs": own}
+    if backend == "vllm":
+        where, kwargs = "hf_overrides", {"vllm_kwargs": {**SMALL["vllm"]["vllm_kwargs"], "hf_overrides": own}}
+    with pytest.raises(OptionError, match=f"{where} sets '{name}', which the checkpoint's config.json says"):
+        open_engine(TEXT, backend, **kwargs)
+
+
+def test_a_function_that_would_change_the_checkpoints_config_is_refused_at_load() -> None:
+    with pytest.raises(OptionError, match="hf_overrides is .*function"):
+        open_engine(TEXT, "vllm", vllm_kwargs={"hf_overrides": lambda config: config})
 
 
 class Terminal(io.StringIO):
@@ -412,6 +427,26 @@ def test_a_forked_child_closes_an_engine_that_a_thread_of_the_parent_holds(text:
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_bare_model_ends_as_the_checkpoint_says_and_what_is_set_there_changes_no_answer() -> None:
+    """It ran on past the end, and an end that was set there filled answers that ignore it with padding."""
+    torch = importlib.import_module("torch")
+    requests = [chat("What is the capital of France?"), COUNT]
+    beyond = {"max_new_tokens": 30, "stop": {"ignore_eos": True}}
+    with open_engine(TEXT, "hf") as engine:
+        before = engine.generate_text_batch(requests, beyond)
+        [usual] = engine.generate_text_batch(requests[:1])
+        prompt = torch.tensor([usual.prompt_token_ids])
+        with engine.bare(read_only=True) as model:
+            how = {"max_new_tokens": 60, "do_sample": False, "repetition_penalty": 1.0}
+            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)
+            assert tuple(ids[0, prompt.shape[1] :].tolist()) == usual.token_ids
+            own = model.generation_config
+            own.eos_token_id = list(engine.checkpoint.eos_ids)
+            own.repetition_penalty = 5.0
+        assert engine.generate_text_batch(requests, beyond) == before
+        assert engine.model.generation_config is own
 
 
 def test_equal_requests_have_logits_of_their_own(hooked: GenerationEngine) -> None:

@@ -82,18 +82,21 @@ from gen_engine import load
 from parity.tests.conftest import SMALL, TEXT
 
 before = dict(os.environ)
-with load(TEXT, backend=sys.argv[1], max_model_len=512, **SMALL[sys.argv[1]]) as engine:
-    engine.generate_text_batch([{"prompt": "a"}], {"max_new_tokens": 2})
+for backend, settings in SMALL.items():
+    with load(TEXT, backend=backend, max_model_len=512, **settings) as engine:
+        requests = [{"prompt": "a"}, {"prompt": "a", "structured": {"choice": ["a", "b"]}}]
+        engine.generate_text_batch(requests, {"max_new_tokens": 2})
+        engine.generate_text_batch(requests[:1], {"max_new_tokens": 2, "logprobs": 2, "temperature": 1.0, "top_p": 0.5})
 changed = [name for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)]
 print(json.dumps(sorted(changed)))
 """
 
 
-def test_the_page_names_every_variable_that_an_engine_leaves(backend: str) -> None:
+def test_the_page_names_every_variable_that_engines_leave() -> None:
     page = (ROOT / "parity/engine.md").read_text(encoding="utf-8").partition("**What it touches")[2]
     stays = {name for row in re.findall(r"^\| (.+?) \|.*\| stays", page, re.MULTILINE) for name in row.split("`")}
     clean = {name: value for name, value in os.environ.items() if name not in stays}  # which other tests have left
-    done = run("-c", LEFT, backend, env=clean)
+    done = run("-c", LEFT, env=clean)
     assert done.returncode == 0, done.stderr
     left = set(json.loads(done.stdout.splitlines()[-1]))
     assert left and not left - stays, left - stays
@@ -146,6 +149,8 @@ with load(sys.argv[1]) as engine:
             call()
         except BackendMissing as error:
             print(error.fix)
+    can = engine.capabilities
+    print(can.supports_structured, can.supports_logits_plugins, can.supports_hf_plugins, can.supports_logits)
     print(answer([ask], {"max_new_tokens": 2})[0].completion_tokens)
 """
 
@@ -159,7 +164,7 @@ def test_the_file_alone_names_the_companion_that_a_call_needs(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     names = ["adapters", "answer_cache", "escaping", "fallback", "forcing", "image_urls", "plugin_hooks", "scoring"]
     fixes = [f"copy parity/companions/{name}.py there" for name in (*names, "structured", "tool_calls", "weights")]
-    assert done.stdout.splitlines() == [*fixes, "2"], done.stderr
+    assert done.stdout.splitlines() == [*fixes, "False False False True", "2"], done.stderr
 
 
 def test_a_module_that_only_has_a_companions_name_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -167,8 +172,9 @@ def test_a_module_that_only_has_a_companions_name_is_not_taken_for_it(tmp_path: 
         (tmp_path / folder).mkdir()
         for file in files:
             shutil.copy(ROOT / file, tmp_path / folder)
-    (tmp_path / "other/scoring.py").write_text("GRADE = 1\n")
+    (tmp_path / "other/scoring.py").write_text("print('ran')\n")
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "other"), str(tmp_path / "lib")])}
     command = [sys.executable, "-c", "import gen_engine; gen_engine.companions.scoring"]
     done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
     assert "BackendMissing" in done.stderr and "other/scoring.py" in done.stderr, done.stderr
+    assert done.stdout == "", "nothing of it runs"

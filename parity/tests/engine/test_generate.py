@@ -579,6 +579,30 @@ def test_dtype_is_the_checkpoints_own_unless_given(backend: str, text: Generatio
         assert loaded_dtype(engine) == "torch.float32"
 
 
+DTYPE_OF = """
+from gen_engine import ModelLoadConfig, read_checkpoint
+print(read_checkpoint(ModelLoadConfig("acme/tiny")).dtype)
+"""
+
+
+@pytest.mark.usefixtures("forked_python")
+def test_dtype_of_a_hubs_checkpoint_is_that_of_its_weights_where_its_config_names_none(tmp_path: Path) -> None:
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors.torch")
+    cached = tmp_path / "models--acme--tiny/snapshots" / ("a" * 40)
+    shutil.copytree(TEXT, cached)
+    (tmp_path / "models--acme--tiny/refs").mkdir()
+    (tmp_path / "models--acme--tiny/refs/main").write_text("a" * 40)
+    config = (cached / "config.json").read_text()
+    (cached / "config.json").write_text(config.replace('"torch_dtype": "float32",', ""))
+    weights = safetensors.load_file(cached / "model.safetensors")
+    halved = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    safetensors.save_file(halved, cached / "model.safetensors", {"format": "pt"})
+    variables = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", DTYPE_OF]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout.strip() == "bfloat16", done.stderr
+
+
 PADS: list[tuple[dict[str, Any], int]] = [
     # pad token of the tokenizer, pad id of generation_config.json -> pad id of the checkpoint
     ({"tokenizer_config.json": {"pad_token": "<|endoftext|>"}, "generation_config.json": {"pad_token_id": 8}}, 550),
@@ -626,10 +650,11 @@ EOS_OF = """
 import sys
 from gen_engine import LoadError, ModelLoadConfig, read_checkpoint
 
-try:
-    print(read_checkpoint(ModelLoadConfig(sys.argv[1])).eos_ids)
-except LoadError as error:
-    print("LoadError", "generation_config.json" in str(error) or "503" in str(error))
+for name in sys.argv[1:]:
+    try:
+        print(read_checkpoint(ModelLoadConfig(name)).eos_ids)
+    except LoadError as error:
+        print("LoadError", "generation_config.json" in str(error) or "503" in str(error))
 """
 
 
@@ -638,17 +663,18 @@ def test_eos_ids_that_a_hub_does_not_send_are_a_load_error(tmp_path: Path) -> No
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
 
-        def eos_of(name: str, **more: str) -> str:
-            command = [sys.executable, "-c", EOS_OF, name]
-            environment = {**os.environ, **hub, "HF_HUB_OFFLINE": "0", **more}
+        def eos_of(*names: str, offline: str) -> list[str]:
+            command = [sys.executable, "-c", EOS_OF, *names]
+            environment = {**os.environ, **hub, "HF_HUB_OFFLINE": offline}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-            return done.stdout.strip() or done.stderr
+            assert done.returncode == 0, done.stderr
+            return done.stdout.splitlines()
 
         own, all_of_them = "(552,)", str(read_checkpoint(ModelLoadConfig(str(TEXT))).eos_ids)
-        assert eos_of("org/model-200") == all_of_them != own
-        assert eos_of("org/model-404") == own
-        assert eos_of("org/model-404", HF_HUB_OFFLINE="1") == own
-        assert eos_of("org/model-503") == "LoadError True"
+        assert all_of_them != own
+        names = ("org/model-200", "org/model-404", "org/model-503")
+        assert eos_of(*names, offline="0") == [all_of_them, own, "LoadError True"]
+        assert eos_of("org/model-404", offline="1") == [own]
         server.shutdown()
 
 

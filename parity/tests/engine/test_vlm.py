@@ -384,6 +384,25 @@ def test_ragged_rows_with_images_are_what_each_is_alone_whatever_a_plugin_asks_m
             assert result.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
 
 
+@pytest.mark.parametrize("call", ["generate", "score", "score with gradient"])
+def test_a_call_leaves_no_position_offsets_in_the_bare_model(call: str) -> None:
+    """A caller's own step over a cache read those of the last batch, and failed where that had more rows."""
+    import torch
+
+    requests = [look(drawing("red", "circle"), text=f"{n}?") for n in range(3)]
+    with open_engine(VL, "hf") as engine:
+        ids = torch.tensor([engine.tokenizer("What do you see? What is it?")["input_ids"]])
+        if call == "generate":
+            engine.generate_vlm_batch(requests, {"max_new_tokens": 2})
+        else:
+            engine.score_batch([(request, "It is red.") for request in requests], grad=call != "score")
+        with engine.bare(read_only=True) as model, torch.no_grad():
+            whole = model(input_ids=ids).logits[:, -1]
+            cache = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+            step = model(input_ids=ids[:, -1:], past_key_values=cache).logits[:, -1]
+        assert torch.allclose(step, whole, atol=1e-3)
+
+
 def test_text_batches_of_a_vlm_and_of_a_text_checkpoint_share_one_meaning(shared: Load) -> None:
     task = text_tasks(1)[0]
     a, b = (shared(model, "hf").generate_text_batch([of_task(task)])[0] for model in (TEXT, VL))

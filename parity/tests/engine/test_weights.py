@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gen_engine import OptionError, UnsupportedError
+from gen_engine import GenerationEngine, OptionError, UnsupportedError
 from parity.companions import beams
 from parity.companions.batch_files import answer_file
 from parity.companions.decisions import decide
@@ -82,6 +82,29 @@ def test_answers_and_scores_in_train_mode_are_those_of_eval_mode(edited: Callabl
         assert [module.training for module in engine.model.modules()] == modes
         one, other = (engine.score_batch([pair], grad=True)[0].logprobs.tolist() for _ in range(2))
         assert one != other, "the trainer's mode"
+
+
+def test_a_callers_autocast_reaches_no_answer_and_no_score(text: GenerationEngine) -> None:
+    torch = importlib.import_module("torch")
+    pair = ("The capital", " of France is Paris.")
+
+    def logprobs() -> list[float]:
+        [result] = text.generate_text_batch([COUNT], {"max_new_tokens": 8, "logprobs": 0}, cache=False)
+        [score] = text.score_batch([pair])
+        return [*result.logprobs, *score.logprobs]  # type: ignore[misc]
+
+    expected = logprobs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert logprobs() == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_trainers_autocast_stays_for_scores_with_gradient(shared: Load) -> None:
+    torch = importlib.import_module("torch")
+    engine, pair = shared(TEXT, "hf"), ("The capital", " of France is Paris.")
+    [plain] = engine.score_batch([pair], grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        [rounded] = engine.score_batch([pair], grad=True)
+    assert not torch.allclose(plain.logprobs, rounded.logprobs, atol=1e-4)
 
 
 def test_weights_written_through_bare_meet_no_cached_answer(other: Path) -> None:

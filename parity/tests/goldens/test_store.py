@@ -132,6 +132,7 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ('{"format": 1, "site": "site", "case": "case", "colour": 1}', "is no case"),
         ('{"format": 1, "site": "site", "case": "other"}', "moved by hand"),
         ("[" * 100_000, "nested deeper"),
+        ('{"format": 1, "value": {"text": "seen", "text": "taken"}}', "'text' stands twice"),
         ('{"format": 1, "value": ' + "[" * 500 + "]" * 500 + "}", "nested deeper"),
         ('{"format": 1, "value": {"$lines": 5}}', "lines. is not a list of texts"),
         ('{"format": 1, "value": {"$float": 5}}', "float. is not a text"),

@@ -189,7 +189,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("forked_python")
-def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_not_here_is_an_error(
+def test_a_scripts_calls_are_of_the_backend_they_ran_on_which_reads_their_numerics_if_it_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,26 +200,17 @@ def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_no
     outcomes = {}
     for name, model, backend in (("hf", TEXT, "hf"), ("gone", tmp_path / "nowhere", "hf"), ("vllm", TEXT, "vllm")):
         command = ["--", "python", "asks.py", str(model), backend]
-        main(["check", *site, "--json", "check.json", *command])
-        [outcomes[name]] = json.loads(Path("check.json").read_text())["outcomes"]
+        main(["check", *site, "--numerics", "--json", "check.json", *command])
+        found = json.loads(Path("check.json").read_text())
+        [outcomes[name]] = found["outcomes"]
     assert {name: (o["verdict"], o["backend"]) for name, o in outcomes.items()} == {
         "hf": ("IDENTICAL", "hf"),
         "gone": ("ERROR", "hf"),
         "vllm": ("IDENTICAL", "vllm"),
     }
     assert "could not be run here: LoadError" in outcomes["gone"]["cause"]["sentence"]
-
-
-@pytest.mark.usefixtures("forked_python")
-def test_numerics_of_a_script_on_vllm_are_read_by_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its engine ended with it, and a golden holds the name of its checkpoint's folder alone."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    Path("asks.py").write_text(ASKS)
-    site, words = ["--site", "asks=asks.py:ask"], ["--", "python", "asks.py", str(TEXT)]
-    assert main(["record", *site, *words, "hf"]) == 4
-    main(["check", *site, "--numerics", "--json", "check.json", *words, "vllm"])
-    [numerics] = json.loads(Path("check.json").read_text())["numerics"]
+    # vLLM's engine ended with its script, and a golden holds the name of its checkpoint's folder alone.
+    [numerics] = found["numerics"]
     assert numerics["backend"] == "vllm"
     # It was read; whether the tokens that are made decide it, the machine says.
     assert numerics["outcome"] in ("holds", "cannot tell"), numerics

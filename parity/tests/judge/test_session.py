@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.goldens.store import Case, Store
+from parity.goldens.store import Case, GoldenError, Store
 from parity.judge.session import Session
 
 MOVED = """
@@ -60,3 +60,46 @@ def test_code_that_was_loaded_before_comes_back_with_its_cache(session: Session)
     with session:
         assert answered(session)[0] != id(before)
     assert sys.modules.pop("acme_kept") is mine and mine.engine() is before
+
+
+PARSED = """
+import argparse
+import sys
+
+parser = argparse.ArgumentParser()
+parser.add_argument("word")
+parser.add_argument("--times", type=int, default=1)
+args = parser.parse_args()
+
+def answer():
+    return [args.word] * args.times + sys.argv[1:]
+"""
+
+
+def test_code_that_reads_the_command_line_has_the_one_of_its_own_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sites of one module, recorded with other arguments: it is imported for each."""
+    (tmp_path / "acme_parsed.py").write_text(PARSED)
+    monkeypatch.chdir(tmp_path)
+    before = sys.argv
+    argv = {"one": ["a", "--times", "2"], "other": ["b"]}
+    values = {}
+    with Session(Store(tmp_path / "golden"), {"acme_parsed.py:answer": "one"}, argv=argv) as session:
+        for site in argv:
+            old = Case(site, "a", "acme_parsed.py:answer")
+            values[site] = session.call(old, "acme_parsed.py:answer", {}, {}, frozenset()).value
+    assert values == {"one": ["a", "a", "a", "--times", "2"], "other": ["b", "b"]}
+    assert sys.argv is before
+
+
+def test_a_module_that_ends_the_process_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_parsed.py").write_text(PARSED)
+    monkeypatch.chdir(tmp_path)
+    said = r"importing acme_parsed.py:answer ended the process: sys.exit\(2\).*__main__.*`argv` in sites.json"
+    name = "acme_parsed.py:answer"
+    session = Session(Store(tmp_path / "golden"), {}, argv={"s": ["a", "--tmes", "2"]})
+    with session, pytest.raises(GoldenError, match=said):
+        session.call(Case("s", "a", name), name, {}, {}, frozenset())

@@ -29,6 +29,17 @@ def accepted_labels(store: Store) -> list[str]:
     return [f"{entry.site}/{entry.case}" for entry in store.accepted()]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"answers": {"backend": ["hf"]}}'])
+def test_list_names_a_sites_json_that_check_refuses(
+    text: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`list`, and `doctor` with it, said that all was well."""
+    Path("golden/sites.json").write_text(text)
+    assert main(["list"]) == 3
+    said = capsys.readouterr()
+    assert "answers: 2 cases" in said.out and "sites.json" in said.err
+
+
 def test_prune_of_a_site_takes_its_settings_and_acceptances_too(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,3 +181,60 @@ def test_record_says_which_arguments_were_equal_in_all_calls(calls: list[dict[st
     lines = [line for line in site_lines("site", cases) if "equal in all" in line]
     assert len(lines) == (said is not None)
     assert all(f" calls: {said}; " in line for line in lines)
+
+
+ARGUED = """
+import sys
+
+WORD = sys.argv[1]
+sys.argv.pop()
+
+def shout(text):
+    return WORD + text
+
+if __name__ == "__main__":
+    shout("a")
+"""
+
+
+def recorded_argv(tmp_path: Path, *commands: str) -> list[str]:
+    """What sites.json holds after these commands, recorded one after the other."""
+    for command in commands:
+        main(["record", "--site", "shouts=script.py:shout", "--overwrite", "--", "sh", "-c", command])
+    found: list[str] = Store(tmp_path / "golden").settings()["shouts"].get("argv", [])
+    return found
+
+
+def test_the_arguments_of_the_script_are_kept_as_it_was_started_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path below the working directory as a relative one; recorded anew, they are new."""
+    (tmp_path / "script.py").write_text(ARGUED)
+    monkeypatch.chdir(tmp_path)
+    run = f"{sys.executable} {{}}script.py"
+    assert recorded_argv(tmp_path, f"{run.format('')} {tmp_path}/script.py 'b c'") == ["script.py", "b c"]
+    assert recorded_argv(tmp_path, f"{run.format('-X utf8 ')} d") == ["d"]
+
+
+def test_a_site_of_two_command_lines_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "script.py").write_text(ARGUED)
+    monkeypatch.chdir(tmp_path)
+    run = f"{sys.executable} script.py"
+    assert recorded_argv(tmp_path, f"{run} a; {run} b") == ["a"]
+    said = capsys.readouterr().out
+    assert "recorded with the arguments 'b', too; a check takes 'a'" in said
+
+
+def test_a_script_that_is_started_in_another_folder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    run = ["record", "--site", "shouts=sub/script.py:shout", "--"]
+    main([*run, sys.executable, "sub/script.py"])
+    assert "was started in" not in capsys.readouterr().out
+    main([*run, "sh", "-c", f"cd sub; {sys.executable} script.py"])
+    assert "shouts: its script was started in sub," in capsys.readouterr().out

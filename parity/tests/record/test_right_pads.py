@@ -82,6 +82,7 @@ def test_pads_behind_a_row_are_no_tokens_of_it(store: Store) -> None:
     assert {o.verdict for o in found.values()} <= {"IDENTICAL", "TEXT-IDENTICAL"}, [o.cause for o in found.values()]
 
 
+@pytest.mark.parametrize("store", ["550"], indirect=True)
 def test_a_choice_that_is_cut_is_seen(store: Store, tmp_path: Path) -> None:
     (tmp_path / "padding_cut.py").write_text(NEW.replace("ids[:start]}", "ids[1:start]}"))
     function = store.read("pads", "several").function

@@ -39,12 +39,10 @@ def ask(model_path, prompt, config):
 """
 
 
-@pytest.mark.parametrize(("most", "verdicts"), [("config.max_new_tokens", {"IDENTICAL"}), ("6", {"DRIFT"})])
-def test_settings_that_are_arguments_are_those_of_each_case(
-    most: str, verdicts: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_are_arguments_are_those_of_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings_old.py").write_text(OLD)
-    (tmp_path / "settings_new.py").write_text(NEW.replace("MOST", most))
+    (tmp_path / "settings_right.py").write_text(NEW.replace("MOST", "config.max_new_tokens"))
+    (tmp_path / "settings_wrong.py").write_text(NEW.replace("MOST", "6"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     store, found, site = Store(tmp_path / "golden"), list[Any](), Site("asks", "settings_old:ask")
@@ -57,6 +55,7 @@ def test_settings_that_are_arguments_are_those_of_each_case(
                 ask(str(TEXT), "Count to 12.", config)
     for one in found:
         store.write(one)
-    store.set_site("asks", functions=[site.function], moved={"settings_old": "settings_new"})
-    outcomes = check_sites(store, backends=("hf",)).outcomes
-    assert len(outcomes) == 2 and {o.verdict for o in outcomes} == verdicts, [o.cause for o in outcomes]
+    for moved, verdicts in (("settings_right", ["IDENTICAL"] * 2), ("settings_wrong", ["DRIFT"] * 2)):
+        store.set_site("asks", functions=[site.function], moved={"settings_old": moved})
+        outcomes = check_sites(store, backends=("hf",)).outcomes
+        assert [o.verdict for o in outcomes] == verdicts, [o.cause for o in outcomes]

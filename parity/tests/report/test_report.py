@@ -371,8 +371,11 @@ def test_junit_has_a_suite_for_each_site_and_backend() -> None:
 
 
 def test_junit_is_xml_whatever_a_model_wrote() -> None:
-    evil = ElementTree.fromstring(junit_xml(mixed()).encode()).find(".//testcase[@name='evil']/failure")
+    text = junit_xml(mixed())
+    evil = ElementTree.fromstring(text.encode()).find(".//testcase[@name='evil']/failure")
     assert evil is not None and r"\x00\ud800" in (evil.get("message") or "")
+    # Nor can it turn the text around that a page of a CI system shows.
+    assert all(character.isprintable() or character == "\n" for character in text)
 
 
 # == Markdown ==

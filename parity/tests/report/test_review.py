@@ -132,6 +132,20 @@ def test_changes_since_the_lines_that_can_hide_a_drift_stand_first_and_whole(sto
     assert all(markdown_text(line, 1000) in markdown_summary(check) for line in expected)
 
 
+def test_changes_since_new_goldens_that_compare_little_stand_behind_what_is_no_longer_compared(store: Store) -> None:
+    """New goldens of code that calls no model stood before a value that had changed."""
+    for number in range(30):
+        store.write(Case("aa", f"plain-{number}", "m:f", value=1))
+    write_another_value(store)
+    store.set_site("site", backends=["hf"])
+    lines = change_lines(changes_since("HEAD", store.root))
+    assert lines[:2] == [
+        "changed golden site/one: value, rows.text",
+        'sites.json: site.backends has no "vllm" any more',
+    ]
+    assert len(lines) == 32 and all("NOT COMPARED" in line for line in lines[2:])
+
+
 def test_changes_since_shows_what_changed_in_the_middle_of_a_long_setting(store: Store) -> None:
     moved = {f"pkg.module_{number:03}": f"new.module_{number:03}" for number in range(50)}
     store.set_site("site", moved=moved)
@@ -188,5 +202,5 @@ def test_changes_since_a_golden_of_no_shape_is_a_line(content: str, store: Store
     (store.root / " odd/new.json").write_text(content)
     lines = [change.line for change in changes_since("HEAD", store.root)]
     assert [line.partition(":")[0].partition(";")[0] for line in lines] == [
-        "new golden  odd/new", "changed golden site/one",
+        "changed golden site/one", "new golden  odd/new",
     ]  # fmt: skip

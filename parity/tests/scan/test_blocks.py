@@ -275,3 +275,167 @@ def test_find_attribute_that_is_an_engine_or_a_pipeline_by_a_branch_finds_both_c
             return self.pipe.generate(prompts)
     """
     assert [block.library for block in scan_text(code).blocks] == ["pipeline", "vllm"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(model, prompts, sampling_params):\n    return model.generate(prompts, sampling_params)",
+        "from vllm import SamplingParams\ndef f(model, x, p: SamplingParams):\n    return model.generate(x, p)",
+        "from vllm import SamplingParams\ndef f(llm, x, p):\n    return llm.generate(x, p)\nf(m, x, SamplingParams())",
+    ],
+)
+def test_find_sampling_params_tell_of_vllm(code: str) -> None:
+    assert [block.library for block in scan_text(code).blocks] == ["vllm"]
+
+
+def test_find_what_a_call_is_given_decides_among_the_classes_of_a_model() -> None:
+    code = """
+from transformers import AutoModelForCausalLM
+from vllm import LLM, SamplingParams
+def f(model, prompts):
+    return model.generate(prompts, SamplingParams(temperature=0))
+def g(model, ids):
+    return model.generate(input_ids=ids)
+def run(fast, x):
+    model = LLM("m", dtype="half") if fast else AutoModelForCausalLM.from_pretrained("m", dtype="bfloat16")
+    return f(model, x) if fast else g(model, x)
+"""
+    found = [(b.library, b.block.thing.name, b.facts["dtype"].value) for b in scan_text(code).blocks]
+    assert found == [("vllm", "LLM", "float16"), ("transformers", "AutoModelForCausalLM", "bfloat16")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("if 'llava' in name:\n    cls = LlavaForConditionalGeneration\nelse:\n    cls = AutoModelForCausalLM", "both"),
+        ("cls = AutoModelForCausalLM\nif 'llava' in name:\n    cls = LlavaForConditionalGeneration", "both"),
+        ("cls = {'a': LlavaForConditionalGeneration, 'b': AutoModelForCausalLM}[name]", "both"),
+        ("cls = getattr(transformers, name)", ""),
+    ],
+)
+def test_find_a_class_that_a_condition_chooses_is_all_of_them(choice: str, expected: str) -> None:
+    code = f"import transformers\nfrom transformers import *\n{choice}\n"
+    [block] = scan_text(code + "model = cls.from_pretrained(name, dtype='auto')\nmodel.generate(input_ids=x)").blocks
+    names = {"LlavaForConditionalGeneration", "AutoModelForCausalLM"} if expected else {""}
+    assert set(block.block.thing.name.split(" or ")) == names
+    assert block.facts["dtype"].value == "auto"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Report:\n    def build(self): ...\ndef f(x):\n    return Report().generate(x, max_new_tokens=3)",
+        """
+class Client:
+    def generate(self, x, max_new_tokens): ...
+class Pipe:
+    def __init__(self, client=None):
+        self.client = Client() if client is None else client
+    def run(self, x):
+        return self.client.generate(x, max_new_tokens=3)
+""",
+        """
+import importlib
+class Client:
+    def generate(self, x, max_new_tokens): ...
+def make(kind):
+    return getattr(importlib.import_module("old"), "Client")(kind)
+def run(x):
+    return make("a").generate(x, max_new_tokens=3)
+""",
+    ],
+)
+def test_find_a_method_of_a_class_of_the_repository_that_is_no_model_is_no_block(code: str) -> None:
+    assert scan_text(code).blocks == []
+
+
+def test_find_a_class_that_hands_everything_on_may_be_a_model() -> None:
+    code = "class Lazy:\n    def __getattr__(self, name): ...\nLazy().generate(input_ids=x)"
+    assert len(scan_text(code).blocks) == 1
+
+
+def test_find_a_wrapper_that_passes_everything_on_is_its_model() -> None:
+    code = (
+        "class W:\n    def generate(self, *a, **k):\n        return model.generate(*a, **k)\nW().generate(input_ids=x)"
+    )
+    assert [block.line for block in scan_text(LOAD + code).blocks] == [9]
+
+
+def test_find_a_parameter_that_is_given_a_wrapper_may_be_a_model() -> None:
+    code = """
+class Wrapper:
+    def __call__(self, input_ids): ...
+    def run(self, ids):
+        return decode(self, ids)
+def decode(model, ids):
+    for _ in range(9):
+        ids = model(input_ids=ids).logits[:, -1].argmax(-1)
+    return ids
+"""
+    assert [block.library for block in scan_text(code).blocks] == ["loop"]
+
+
+def test_find_a_model_or_a_wrapper_of_it_is_a_block() -> None:
+    code = "class Wrapper:\n    def generate(self, ids): ...\nmodel = Wrapper() if small else model\nmodel.generate(x)"
+    assert len(scan_text(LOAD + code).blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("return model(**x).logits[:, -1]", 1),
+        ("out = model(input_ids=x)\n    return {'logits': out['logits']}", 1),
+        ("for one in x:\n        yield model(input_ids=one).logits", 1),
+        ("parts = []\n    for one in x:\n        parts.append(model(input_ids=one).logits)\n    return parts", 1),
+        ("self.logits = model(input_ids=x).logits.cpu()", 1),
+        ("probs = model(input_ids=x).logits.softmax(-1)\n    return probs", 1),
+        ("logits = model(input_ids=x).logits\n    return logits.argmax(-1)", 0),
+        ("logits = model(input_ids=x).logits\n    return logits.shape", 0),
+        ("logits = model(input_ids=x).logits", 0),
+    ],
+)
+def test_find_logits_that_leave_a_function_are_a_score(body: str, count: int) -> None:
+    code = f"{LOAD}class A:\n  def read(self, x):\n    {body}\n"
+    assert [block.library for block in scan_text(code).blocks] == ["score"] * count
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("model.generate(ids, do_sample=False)", 10),
+        ("model.chat(tokenizer, q)", 10),
+        ("model.answer(q)", 8),
+    ],
+)
+def test_find_a_model_class_of_the_repository_is_a_model_to_those_who_call_it(call: str, line: int) -> None:
+    code = f"""from transformers import LlamaForCausalLM
+class Llava(LlamaForCausalLM):
+    def generate(self, ids, **kwargs):
+        return super().generate(inputs_embeds=ids, **kwargs)
+    def chat(self, tokenizer, q):
+        return self.generate(tokenizer(q).input_ids, max_new_tokens=5)
+    def answer(self, q):
+        return self.generate(q, max_new_tokens=5)
+model = Llava.from_pretrained("m")
+{call}
+"""
+    assert {block.line for block in scan_text(code).blocks} == {8, line}
+
+
+def test_find_a_copy_of_named_sampling_params_tells_of_vllm() -> None:
+    code = "def f(llm_engine, ids, sampling_params):\n    return llm_engine.generate(ids, deepcopy(sampling_params))"
+    assert [block.library for block in scan_text(code).blocks] == ["vllm"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "out = model(**encode(row))\n    return -out.loss.item()",
+        "row = row.to('cuda')\n    logits = model(row).logits\n    logits = logits.cpu()\n    return logits",
+        "p = model(input_ids=row).logits.softmax(-1)\n    q = other(row)\n    print((p * (p / q).log()).sum())",
+    ],
+)
+def test_find_a_loss_logits_and_a_divergence_are_scores(body: str) -> None:
+    [block] = scan_texts({"a.py": f"{LOAD}def f(row):\n    {body}\n"}).blocks
+    assert block.library == "score"

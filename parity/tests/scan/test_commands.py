@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,38 @@ def test_run_scan_a_baseline_that_is_none_is_usage(folder: Path) -> None:
     assert main(["scan", "app", "--fail-on", "new", "--baseline", "other.json"]) == 2
 
 
+@pytest.mark.parametrize("name", ["scan.json", "sites.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_run_scan_leaves_the_folder_of_goldens_by_no_file(
+    name: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A baseline that was a link was followed, and one that was a pipe was waited for."""
+    assert main(["scan", "app", "--write-baseline"]) == 0
+    outside = Path("golden/scan.json").rename("outside.json")
+    place = Path("golden", name)
+    place.symlink_to("../outside.json") if kind == "link" else os.mkfifo(place)
+    for words in (["--fail-on", "new"], ["--write-baseline"], ["--write"]):
+        assert main(["scan", "app", *words]) == 3
+        assert str(place) in capsys.readouterr().err
+    assert outside.read_text()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"site": 1}', '{"site": {"functions": 5}}'])
+def test_run_scan_write_refuses_a_sites_json_that_cannot_be_read(
+    text: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("golden").mkdir()
+    Path("golden/sites.json").write_text(text)
+    assert main(["scan", "app", "--write"]) == 2
+    assert "sites.json" in capsys.readouterr().err
+    assert Path("golden/sites.json").read_text() == text
+
+
+def test_run_scan_a_baseline_nested_too_deep_is_usage(folder: Path) -> None:
+    Path("other.json").write_text("[" * 100_000)
+    assert main(["scan", "app", "--fail-on", "new", "--baseline", "other.json"]) == 2
+
+
 def test_run_scan_write_adds_sites_and_keeps_those_that_are_there(folder: Path) -> None:
     Path("golden").mkdir()
     own = {"mine": {"functions": ["app.a0:ask"], "backends": ["hf"]}}
@@ -101,6 +135,22 @@ def test_run_scan_write_adds_sites_and_keeps_those_that_are_there(folder: Path) 
     assert sites["a1-ask"] == {"functions": ["a1:ask"]}
 
 
+def test_run_scan_obeys_nothing_that_stands_in_names_and_literals(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file's name was printed raw, and a record line ran what a name held once it was pasted."""
+    add_copy("do_sample='##[error]x <script>'")
+    Path("app/\x1b[31m\u202e::error::<script>.py").write_text("def (")
+    Path("app/a;touch pwned;.py").write_text(Path("app/new.py").read_text())
+    assert main(["scan", "app", "--all", "--html", "scan.html"]) == 0
+    text = capsys.readouterr().out
+    assert "not read" in text
+    assert not set("\x1b\u202e") & {*text, *Path("scan.html").read_text()}
+    assert "error]x" in text and "##[" not in text and "<script>" not in Path("scan.html").read_text()
+    [line] = [line for line in text.splitlines() if "record" in line and "touch" in line]
+    assert "a;touch pwned;:ask" in shlex.split(line)[5].partition("=")[2]
+
+
 def test_run_scan_html_is_one_page_without_scripts(folder: Path) -> None:
     Path("app/a1.py").write_text(ASK.format(name="ask", settings="stop_strings=['<script>alert(1)</script>']"))
     assert main(["scan", "app", "--html", "out.html"]) == 0
@@ -108,3 +158,15 @@ def test_run_scan_html_is_one_page_without_scripts(folder: Path) -> None:
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "http" not in page.replace("http-equiv", "")
     assert "class='odd'" in page
+    assert str(folder / "app") in page, "what was scanned"
+
+
+def test_run_scan_shows_each_fact_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"args.the_number_of_tokens_of_kind_{kind}" for kind in "abcdef"]
+    for number, name in enumerate(names):
+        settings = f"do_sample=True, temperature=args.the_temperature, max_new_tokens={name}"
+        text = ASK.format(name="ask", settings=settings)
+        Path(f"app/b{number}.py").write_text(f"import args\n{text}")
+    assert main(["scan", "app"]) == 0
+    words = capsys.readouterr().out.split()
+    assert set(names) <= set(words)

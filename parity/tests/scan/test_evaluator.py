@@ -25,6 +25,7 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ("t = float('0.5')", "temperature=t", "0.5 <literal>"),
         ("a, t = 1, 0.5", "temperature=t", "0.5 <literal>"),
         ("t = x\nt += 1", "temperature=t", "None <computed>"),
+        ("t = 0.5\na = [t for t in (0.1, 0.2)]", "temperature=t", "0.5 <literal>"),
         ("for t in (0.1, 0.2):\n    pass", "temperature=t", "None <computed>"),
         ("k = {'temperature': 0.5}", "**k", "0.5 <literal>"),
         ("k = dict(temperature=0.5)", "**k", "0.5 <literal>"),
@@ -45,6 +46,8 @@ CALL = "model.generate(**inputs, max_new_tokens=9, {})\n"
         ),
         ("k = {}\nk.setdefault('temperature', 0.5)", "**k", "0.5 <literal>"),
         ("k = {'temperature': 0.2}\nk.setdefault('temperature', 0.5)", "**k", "0.2 <literal>"),
+        ("k = {'temperature': 0.2} if x else {'temperature': 0.2}\nk['a'] = 1", "**k", "0.2 <literal>"),
+        ("k = {'temperature': 0.2} if x else {}\nk.pop('a')", "**k", "None <computed>"),
         ("k = {'temperature': 0.2}", "temperature=k['temperature']", "0.2 <literal>"),
         ("k = {'a': 0.2}", "temperature=k.get('temperature', 0.3)", "0.3 <literal>"),
         ("t = None", "temperature=t", "None <not said: the checkpoint's generation_config.json>"),
@@ -148,6 +151,33 @@ class A:
         self.t = 0.5
     def change(self):
         self.t = 0.7
+    def f(self):
+        model.generate(**inputs, temperature=self.t)""",
+            "None <computed>",
+        ),
+        (
+            """
+class A:
+    t = None
+    def __init__(self):
+        self.t = None
+    def f(self):
+        model.generate(**inputs, temperature=self.t)
+class B(A):
+    def setup(self):
+        self.t = 0.5""",
+            "0.5 <literal>",
+        ),
+        (
+            """
+class A:
+    def setup(self):
+        self.t = 0.5
+class B(A):
+    t: float | None = None
+    def __init__(self):
+        self.t = None
+        self.setup()
     def f(self):
         model.generate(**inputs, temperature=self.t)""",
             "0.5 <literal>",

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, shown
+from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_texts, shown
 
 HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, pipeline\n"
 TOKENIZER = "tok = AutoTokenizer.from_pretrained('m')\n"
@@ -26,6 +26,8 @@ UNSAID_DTYPE = "None <not said: the library (float32 before transformers 5, then
         ("from_pretrained('m').to('cuda')", UNSAID_DTYPE),
         ("from_pretrained('m', torch_dtype=torch.bfloat16 if x else torch.float16)", "None <computed>"),
         ("from_pretrained('m', **model_kwargs)", "None <config>"),
+        ("from_pretrained('m', bf16=True, trust_remote_code=True)", "bfloat16 <literal>"),
+        ("from_pretrained('m', bf16=False, trust_remote_code=True)", UNSAID_DTYPE),
     ],
 )
 def test_dtype_is_what_holds_in_the_end(load: str, expected: str) -> None:
@@ -33,8 +35,22 @@ def test_dtype_is_what_holds_in_the_end(load: str, expected: str) -> None:
     assert shown(facts_of(code)["dtype"]) == expected
 
 
+def test_dtype_of_a_library_that_is_called_at_the_top_of_a_script() -> None:
+    load = "AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.bfloat16)"
+    code = f"{HEAD}torch.manual_seed(7)\ndef main():\n    model = {load}\n    {ASK}"
+    assert facts_of(code)["dtype"].value == "bfloat16"
+
+
 def test_dtype_a_cast_in_a_statement_counts() -> None:
     assert fact_of_call("model.half()\n" + ASK, "dtype").value == "float16"
+
+
+def test_dtype_of_a_model_that_is_wrapped_is_that_of_the_model() -> None:
+    wrapper = "class W:\n    def __init__(self, m): ...\n    def __getattr__(self, name): ...\n"
+    load = "AutoModelForCausalLM.from_pretrained('m', dtype='float16')"
+    assert facts_of(f"{HEAD}{wrapper}W({load}).generate(input_ids=x)")["dtype"].value == "float16"
+    unsaid = facts_of(f"{HEAD}{wrapper}W('m').generate(input_ids=x)")["dtype"]
+    assert unsaid.source == "not said: W, a class of this repository"
 
 
 def test_dtype_of_a_model_that_comes_from_elsewhere_is_not_said() -> None:
@@ -113,6 +129,77 @@ def test_template_is_how_the_prompt_is_rendered(code: str, expected: str) -> Non
     assert fact_of_call(f"q = input()\n{code}", "template").value == expected
 
 
+TOK = "AutoTokenizer.from_pretrained('m', padding_side='left')"
+
+
+@pytest.mark.parametrize(
+    ("signature", "callers", "expected"),
+    [
+        ("model, tok", "", "None <not said: whoever makes the argument tok>"),
+        ("model, tok", f"run(model, {TOK})", "left <literal>"),
+        ("model, tok", "def main(t):\n    t.padding_side = 'left'\n    run(model, t)", "left <literal>"),
+        ("bundle, tok=None", f"run({{'tok': {TOK}}})", "left <literal>"),
+        (
+            "model, tok",
+            "if __name__ == '__main__':\n    tokenizer.padding_side = 'left'\n    run(model, tokenizer)",
+            "left <literal>",
+        ),
+    ],
+)
+def test_padding_side_of_a_parameter_is_that_of_the_callers(signature: str, callers: str, expected: str) -> None:
+    first = "tok = bundle['tok']\n    " if "bundle" in signature else ""
+    code = (
+        f"{LOAD}def run({signature}):\n    {first}x = tok(['a', 'b'], padding=True)\n    return model.generate(**x)\n"
+    )
+    assert shown(facts_of(code + callers)["padding_side"]) == expected
+
+
+def test_tokenizer_of_a_data_set_that_a_caller_makes_is_read() -> None:
+    code = f"""{LOAD}
+class Rows:
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+    def __getitem__(self, index):
+        return self.tokenizer(self.rows[index], truncation=True)
+def run(model, loader):
+    for batch in loader:
+        model.generate(input_ids=batch)
+def main():
+    run(model, DataLoader(Rows(tokenizer)))
+"""
+    assert facts_of(code)["truncation"].value is True
+
+
+@pytest.mark.parametrize(
+    ("callers", "expected"),
+    [
+        ("def ask(q):\n    run(f'Question: {q} Answer:')", "hand-written <literal>"),
+        ("def ask(q):\n    run('Human: ' + q + ' Assistant:')", "hand-written <literal>"),
+        ("def two(p):\n    run(p)\ndef one(p):\n    two(p)\none(f'Question: {q} Answer:')", "hand-written <literal>"),
+        ("T = {'a': 'Below is {x}'}\nfor q in qs:\n    run(T['a'].format_map(q))", "hand-written <literal>"),
+        (
+            "def ask(qs):\n    for p in [f'Question: {q} Answer:' for q in qs]:\n        run(p)",
+            "hand-written <literal>",
+        ),
+        (
+            "def main(q):\n    def inner(p):\n        return run(p)\n    inner(f'Question: {q} Answer:')",
+            "hand-written <literal>",
+        ),
+        (
+            "def three(p):\n    run(p)\ndef two(p):\n    three(p)\ndef one(p):\n    two(p)\n"
+            "one(tokenizer.apply_chat_template(q, tokenize=False))",
+            "apply_chat_template <literal>",
+        ),
+        ("from other import build_prompt\ndef ask(q):\n    run(build_prompt(q))", "None <computed>"),
+        ("for row in rows:\n    run(row['text'])", "none <literal>"),
+        ("run(open(f'data/{name}.txt').read())", "none <literal>"),
+    ],
+)
+def test_template_is_followed_to_the_callers_that_make_the_prompt(callers: str, expected: str) -> None:
+    code = f"{LOAD}def run(x):\n    return model.generate(**tokenizer(x))\n{callers}\n"
+    assert shown(facts_of(code)["template"]) == expected
+
+
 @pytest.mark.parametrize(
     ("switch", "expected"),
     [
@@ -143,7 +230,11 @@ def test_sampling_and_budget_are_read(given: str, name: str, expected: str) -> N
     assert shown(fact_of_call(f"model.generate(**inputs, {given})", name)) == expected
 
 
-VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
+VLLM = """from vllm import LLM, SamplingParams
+llm = LLM('m', dtype='float16')
+p = SamplingParams(top_p=0.5) if x else SamplingParams(top_p=0.9)
+p.temperature = 0.5
+"""
 
 
 @pytest.mark.parametrize(
@@ -155,6 +246,9 @@ VLLM = "from vllm import LLM, SamplingParams\nllm = LLM('m', dtype='float16')\n"
         ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
         ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("p", "temperature", "0.5 <literal>"),
+        ("p", "max_new_tokens", "None <not said: vLLM (16)>"),
+        ("SamplingParams(top_p=0.5).clone()", "top_p", "0.5 <literal>"),
         ("SamplingParams()", "dtype", "float16 <literal>"),
     ],
 )
@@ -173,6 +267,14 @@ def test_vllm_settings_are_read(given: str, name: str, expected: str) -> None:
         ("tokenizer.decode(out[0]).split('\\n')[0]", ("none", False, True)),
         ("t = tokenizer.decode(out[0])\nt = t[: t.find('###')].strip()", ("none", True, True)),
         ("print(tokenizer.decode(out[0]))", ("none", False, False)),
+        ("t = tokenizer.decode(out[0])\nt[t.find('{') : t.rfind('}') + 1]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\ni = t.find('END')\nt = t[i + 3 :]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.rfind('assistant') :]", ("by_text", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.find(q_prompt) + n :]", ("by_text", False, True)),
+        ("t = tokenizer.decode(out[0])\nt = t[t.find('Answer') :]", ("none", False, True)),
+        ("t = tokenizer.decode(out[0])\nm = re.search('a', t)\nt = t[m.end() :]", ("none", False, True)),
+        ("ids = out[0].tolist()\ntokenizer.decode(ids[: ids.index(eos)])", ("none", False, True)),
+        ("ts = tokenizer.batch_decode(out)\nts[:n]", ("none", False, False)),
     ],
 )
 def test_result_is_followed_to_its_text(behind: str, expected: tuple[str, bool, bool]) -> None:
@@ -249,9 +351,33 @@ def test_kind_is_that_of_the_class(name: str, kind: str) -> None:
     assert block_of(code).kind == kind
 
 
+def test_kind_of_two_classes_is_seq2seq_where_both_are() -> None:
+    load = "from transformers import *\nmodel = (AutoModelForSeq2SeqLM if a else {}).from_pretrained('m')\n" + ASK
+    kinds = [block_of(load.format(name)).kind for name in ("BartForConditionalGeneration", "AutoModelForCausalLM")]
+    assert kinds == ["seq2seq", "text"]
+
+
 def test_seed_is_found_where_the_script_starts() -> None:
     code = LOAD + "def f():\n    return model.generate(**x)\ndef main():\n    torch.manual_seed(7)\n    f()\n"
     assert facts_of(code)["seed"].value == 7
+
+
+@pytest.mark.parametrize(
+    ("helper", "expected"),
+    [
+        ("def fix(seed=3):\n    random.seed(seed)\n    torch.manual_seed(seed)", "5 <literal>"),
+        ("def fix(seed):\n    torch.manual_seed(seed + 1)", "6 <literal>"),
+        ("def fix(seed):\n    hf_set_seed(seed)\nfrom transformers import set_seed as hf_set_seed", "5 <literal>"),
+        ("def fix(seed):\n    np.random.seed(seed)", "None <not said: nobody: the global generator as it stands>"),
+    ],
+)
+def test_seed_is_what_a_function_of_the_repository_gives_torch(helper: str, expected: str) -> None:
+    files = {
+        "helpers.py": f"import torch\n{helper}",
+        "old.py": f"{LOAD}from helpers import fix\nfix(5)\nmodel.generate(**x)",
+    }
+    [block] = scan_texts(files).blocks
+    assert shown(block.facts["seed"]) == expected
 
 
 def test_result_a_name_that_holds_ids_first_and_text_later_is_both() -> None:
@@ -334,6 +460,18 @@ def test_template_in_one_branch_only_is_computed() -> None:
     assert facts_of(LOAD + dedent(code))["template"].source == "computed"
 
 
+def test_template_of_a_function_that_is_called_in_one_branch_only_is_computed() -> None:
+    code = """
+    def render(q):
+        return tokenizer.apply_chat_template(q, tokenize=False)
+    def f(q, use_chat):
+        if use_chat:
+            q = render(q)
+        return tokenizer.decode(model.generate(**tokenizer(q))[0])
+    """
+    assert facts_of(LOAD + dedent(code))["template"].source == "computed"
+
+
 def test_strip_in_one_branch_only_is_computed() -> None:
     code = "t = tokenizer.decode(model.generate(**tokenizer(q))[0])\nif name == 'a':\n    t = t.strip()"
     assert facts_of(LOAD + code)["strip"].source == "computed"
@@ -346,3 +484,91 @@ def f(x):
     return tokenizer.decode(ids[0][1:], skip_special_tokens=True)
 """
     assert facts_of(code)["prompt_slice"].value == "none"
+
+
+UNSAID = "None <not said: the checkpoint's generation_config.json>"
+
+
+@pytest.mark.parametrize(
+    ("signature", "call", "expected"),
+    [
+        ("x, cfg", "model.generate(x, cfg)", "None <arg cfg>"),
+        ("x, prompt_kwargs", "model.generate(**tokenizer(x), **prompt_kwargs)", "None <arg prompt_kwargs>"),
+        ("x, o", "model.generate(x, generation_config=GenerationConfig.from_dict(o))", "None <arg o>"),
+        ("x, o", "model.generation_config.update(**o)\n    model.generate(x)", "None <arg o>"),
+        ("x", "model.generation_config.update(temperature=0.5)\n    model.generate(x)", "0.5 <literal>"),
+        ("x", "g = model.generation_config\n    g.top_p = 0.5\n    model.generate(x, generation_config=g)", UNSAID),
+        ("x, o", "model.generate(x, **{k: v for k, v in o.items() if v is not None})", "None <arg o>"),
+        (
+            "x, t=0",
+            "d = {'temperature': t}\n    model.generate(x, **{k: v for k, v in d.items() if v is not None})",
+            "0 <arg t>",
+        ),
+        (
+            "x",
+            "d = {'temperature': 0}\n    model.generate(x, **{k: v for k, v in d.items() if v})",
+            "None <computed>",
+        ),
+    ],
+)
+def test_setting_that_may_be_in_what_cannot_be_read_is_not_unsaid(signature: str, call: str, expected: str) -> None:
+    code = f"from transformers import GenerationConfig\ndef f({signature}):\n    {call}"
+    assert shown(fact_of_call(code, "temperature")) == expected
+
+
+def test_vllm_setting_that_may_be_in_keyword_arguments_is_not_unsaid() -> None:
+    assert facts_of(f"{VLLM}def f(**kw):\n    return llm.generate(**kw)")["temperature"].source == "arg kw"
+
+
+def test_load_setting_that_may_be_in_model_kwargs_is_not_unsaid() -> None:
+    code = f"{HEAD}def f(q, kw):\n    return pipeline('text-generation', model='m', model_kwargs=kw)(q)"
+    assert facts_of(code)["dtype"].source == "arg kw"
+
+
+def test_truncation_that_may_be_in_keyword_arguments_of_the_tokenizer_is_not_unsaid() -> None:
+    code = f"{LOAD}def f(q, kw):\n    x = tokenizer(q, **kw)\n    return model.generate(**x)"
+    assert facts_of(code)["truncation"].source == "arg kw"
+
+
+@pytest.mark.parametrize("name", ["do_sample", "temperature", "max_new_tokens", "n", "stop"])
+def test_remote_chat_decides_what_the_call_does_not_say(name: str) -> None:
+    code = "from transformers import AutoModel\nm = AutoModel.from_pretrained('m', trust_remote_code=True)\n"
+    facts = facts_of(code + "m.chat(image=i, msgs=ms, tokenizer=t, sampling=True)")
+    assert facts[name].source == "inside the checkpoint's code"
+
+
+ENGINE = "from vllm import LLM, SamplingParams\nllm = LLM('m')\n"
+
+
+@pytest.mark.parametrize("change", ["stops.append(more)", "if more:\n        stops.extend(more)", "stops += [more]"])
+def test_stop_of_a_list_that_grows_is_computed(change: str) -> None:
+    code = f"def f(prompts, more):\n    stops = ['a']\n    {change}\n"
+    fact = facts_of(f"{ENGINE}{code}    return llm.generate(prompts, SamplingParams(stop=stops))")["stop"]
+    assert fact.source == "computed" and "a" in str(fact)
+
+
+def test_stop_of_a_list_that_another_method_reads_is_computed_where_it_grows() -> None:
+    own = "class W:\n    def __init__(self, more):\n        self.stops = []\n        self.stops.extend(more)\n"
+    own += "    def go(self, prompts):\n        return llm.generate(prompts, SamplingParams(stop=self.stops))"
+    assert facts_of(ENGINE + own)["stop"].source == "computed"
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [("print(args.batch_size)", "computed"), ("for k in range(0, len(rows), args.batch_size): pass", "config")],
+)
+def test_batch_of_vllm_is_what_code_cuts(loop: str, expected: str) -> None:
+    code = f"{ENGINE}def f(rows, args):\n    {loop}\n    return llm.generate(rows)"
+    assert facts_of(code)["batch"].source == expected
+
+
+def test_max_length_of_an_encoder_decoder_counts_no_prompt() -> None:
+    code = "from transformers import AutoModelForSeq2SeqLM\nmodel = AutoModelForSeq2SeqLM.from_pretrained('t5')\n"
+    assert shown(facts_of(code + "model.generate(input_ids=x, max_length=512)")["max_new_tokens"]) == "512 <literal>"
+
+
+def test_cuts_and_slices_in_a_decode_of_the_repository_are_followed() -> None:
+    own = "def decode(rows, n):\n    for row in rows:\n        text = tokenizer.decode(row[n:]).strip()\n"
+    own += "        return text.split('Question:')[0]\n"
+    found = facts_of(f"{LOAD}{own}def f(ids):\n    return decode(model.generate(ids, max_new_tokens=3), len(ids))\n")
+    assert (found["prompt_slice"].value, found["strip"].value, found["cuts_by_hand"].value) == ("by_len", True, True)

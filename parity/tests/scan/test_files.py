@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,28 @@ def test_find_files_vendored_folders_are_skipped_and_named(tmp_path: Path) -> No
 def test_find_files_path_that_is_not_there_raises() -> None:
     with pytest.raises(ValueError, match="there is no file or folder"):
         find_files(["no/such/folder"])
+
+
+@pytest.mark.parametrize("cells", ["[1]", '[{"cell_type": "code"}, "x"]', "[" * 100_000, '{"a": 1}'])
+def test_scan_notebook_of_another_shape_is_named_and_the_others_are_read(tmp_path: Path, cells: str) -> None:
+    (tmp_path / "broken.ipynb").write_text(f'{{"cells": {cells}}}')
+    (tmp_path / "good.py").write_text(LOAD + "model.generate(max_new_tokens=3)\n")
+    found = scan([str(tmp_path)])
+    assert len(found.blocks) == 1
+    assert [(Path(source.path).name, bool(source.problem)) for source in found.problems] == [("broken.ipynb", True)]
+
+
+def test_scan_a_pipe_and_a_device_are_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "device.py").symlink_to("/dev/zero")
+    (tmp_path / "good.py").write_text(LOAD + "model.generate(max_new_tokens=3)\n")
+    (tmp_path / "link.py").symlink_to("good.py")
+    found = scan([str(tmp_path)])
+    assert len(found.blocks) == 2
+    assert {Path(source.path).name: source.problem for source in found.problems} == {
+        "pipe.py": "it is not a regular file",
+        "device.py": "it is not a regular file",
+    }
 
 
 @pytest.mark.parametrize(

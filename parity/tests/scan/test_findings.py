@@ -138,3 +138,10 @@ def test_find_all_the_worst_stands_first() -> None:
     found = scan_text(BATCH.format("**x, max_new_tokens=3, do_sample=True"))
     harms = [finding.harm for finding in found.findings]
     assert harms == sorted(harms, reverse=True) and len(harms) > 2
+
+
+def test_padding_side_that_whoever_makes_the_tokenizer_decides_is_not_left_to_the_checkpoint() -> None:
+    body = BATCH.partition("texts")
+    inside = "".join(f"    {line}\n" for line in (body[1] + body[2]).format("**x").split("\n"))
+    assert "padding-side-not-said" in rules(BATCH.format("**x"))
+    assert "padding-side-not-said" not in rules(f"def run(model, tokenizer, a, b):\n{inside}")

@@ -42,7 +42,8 @@ def test_make_groups_the_odd_one_is_marked() -> None:
 
 def test_make_groups_renamed_copies_are_siblings() -> None:
     files = {f"app/{name}.py": ASK.format(name=name, settings="") for name in ("ask", "answer_question")}
-    assert [len(group.blocks) for group in scan_texts(files).groups] == [2]
+    [group] = scan_texts(files).groups
+    assert len(group.blocks) == 2 and group.name == "ask, answer_question"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_make_groups_renamed_copies_are_siblings() -> None:
         (literal(False), not_said("the library (False)"), True),
         (literal(True), not_said("the library (False)"), False),
         (literal(0), literal(False), False),
+        (literal(1), literal(1.0), True),
         (Fact(0.7, "arg temperature"), literal(0.7), True),
         (Fact(0.7, "arg temperature"), Fact(0.2, "arg temperature"), False),
         (literal(True), not_said("the checkpoint's generation_config.json"), False),

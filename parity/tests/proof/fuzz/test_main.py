@@ -133,7 +133,7 @@ def test_main_on_a_real_engine_asks_the_pinned_calls_and_generated_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pins = tmp_path / "pins.jsonl"
-    assert main(["--backend", "hf", "--count", "20", "--seed", "3", "--pins", str(pins)]) in (0, 1)
+    assert main(["--backend", "hf", "--count", "8", "--seed", "3", "--pins", str(pins)]) in (0, 1)
     assert "requests            answered" in capsys.readouterr().out
 
 

@@ -1,0 +1,180 @@
+"""Drafts that `check` imports: nothing runs then, and what their methods and loaders need is made as the script did."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from .test_module import Engine, draft_of, run, seen
+
+LOADS = """
+    import sys
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+
+    def answer(question):
+        inputs = tok(question, return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+def asked(source: str, script: str) -> tuple[Engine, str]:
+    """The engine after an import of the draft of a source with this behind it, and the draft's code."""
+    text = textwrap.dedent(LOADS) + textwrap.dedent(source)
+    draft = draft_of(text, seen(question="x"))
+    assert not draft.todos
+    value, engine = run(draft, script, "Why?")
+    assert value == "ANSWER"
+    return engine, draft.code
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def main():\n    print(answer('a'))\n\nmain()\n",
+        "def main():\n    return [answer(q) for q in 'ab']\n\nsys.exit(main())\n",
+        "found = []\nfor q in 'ab':\n    found.append(answer(q))\nprint(found)\n",
+        "print(answer('a'))\n\ndef late(text):\n    return text\n",
+        "async def main():\n    print(answer('a'))\n\nimport asyncio\nasyncio.run(main())\n",
+        "class App:\n    def __init__(self):\n        self.said = answer('a')\n\nApp()\n",
+        "class Kept:\n    def get(self, q):\n        return answer(q)\n\nkept = Kept()\nkept.get('a')\n",
+        "print(answer('a'))\nif __name__ == '__main__':\n    print(answer('b'))\n",
+    ],
+)
+def test_importing_a_draft_of_a_script_without_a_guard_asks_nothing(source: str) -> None:
+    engine, code = asked(source, "answer")
+    assert len(engine.calls) == 1, "the call of the test alone"
+    assert code.count("__main__") == 1 and code.rstrip().splitlines()[-1].startswith("    ")
+
+
+def test_a_draft_runs_as_a_script_what_the_old_one_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    source = "found = [answer(q) for q in 'ab']\nprint(found)\n"
+    draft = draft_of(textwrap.dedent(LOADS) + source, seen(question="x"))
+    run(draft, "answer", "Why?")
+    assert capsys.readouterr().out == ""
+    script = replace(draft, code=draft.code.replace('__name__ == "__main__"', "True"))
+    run(script, "answer", "Why?")
+    assert capsys.readouterr().out == "['ANSWER', 'ANSWER']\n"
+
+
+def test_what_functions_read_of_a_script_that_generates_stays_and_is_said() -> None:
+    source = """
+    shots = answer("Give an example.")
+
+    def other(question):
+        return answer(shots + question)
+    """
+    draft = draft_of(textwrap.dedent(LOADS) + textwrap.dedent(source), seen(question="x"))
+    [todo] = draft.todos
+    assert "functions read `shots`" in todo.text and "__main__" not in draft.code
+
+
+METHOD = """
+class Kept:
+    def get(self, q):
+        return answer(q)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "TASKS = {'answer': answer}\nTASKS.update(other=answer)\n",
+        METHOD + "import os\nNAME = os.environ.get('NAME')\nSET = {}\nSET.get('a')\nprint(NAME, end='')\n",
+        METHOD + "KEPT = Kept()\n",
+    ],
+)
+def test_what_generates_nothing_is_no_script(source: str) -> None:
+    _, code = asked(source, "answer")
+    assert "__main__" not in code
+
+
+CLASS = """
+    import argparse
+    import sys
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    class Helper:
+        def __init__(self, path, budget, style=None):
+            self.tok = AutoTokenizer.from_pretrained(path)
+            self.model = AutoModelForCausalLM.from_pretrained(path)
+            self.budget = budget
+
+        def ask(self, question):
+            inputs = self.tok(question, return_tensors="pt")
+            out = self.model.generate(**inputs, max_new_tokens=self.budget, do_sample=False)
+            return self.tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "def main():\n    helper = Helper(sys.argv[1], int(sys.argv[2]))\n    helper.ask('a')\n",
+        "def main():\n    path, budget = sys.argv[1:3]\n    for q in 'ab':\n        budget = int(budget)\n"
+        "        Helper(path, budget).ask(q)\n",
+        "BUDGET = 9\ndef main():\n    import os\n    style = os.sep\n    Helper('m', BUDGET, style=style)\n",
+        "if __name__ == '__main__':\n    parser = argparse.ArgumentParser()\n    parser.add_argument('path')\n"
+        "    parser.add_argument('budget', type=int)\n    args = parser.parse_args()\n"
+        "    helper = Helper(args.path, args.budget)\n",
+        "def parsed():\n    return sys.argv[1], int(sys.argv[2])\n"
+        "def main():\n    args = parsed()\n    with open('x') as out:\n        Helper(*args).ask('a')\n",
+    ],
+)
+def test_a_draft_makes_the_object_of_its_methods_as_the_script_did(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["old.py", "m", "9"])
+    observed = seen("Helper.ask", self={"$object": "__main__.Helper"}, question="x")
+    draft = draft_of(textwrap.dedent(CLASS) + script, observed)
+    assert (draft.todos, draft.factories) == ((), {"Helper.ask": {"self": "make_self"}})
+    made, engine = run(draft, "make_self")
+    assert (made.budget, [path for path, _ in engine.loads]) == (9, ["m"])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "def main(path, budget):\n    Helper(path, budget).ask('a')\n",
+        "def main():\n    for budget in (4, 9):\n        Helper('m', budget).ask('a')\n",
+        "def main():\n    if sys.argv:\n        budget = 9\n    Helper('m', budget).ask('a')\n",
+    ],
+)
+def test_an_object_whose_making_is_not_seen_is_left_with_a_line(script: str) -> None:
+    observed = seen("Helper.ask", self={"$object": "__main__.Helper"}, question="x")
+    draft = draft_of(textwrap.dedent(CLASS) + script, observed)
+    assert draft.factories == {} and "what makes a Helper" in draft.todos[-1].text
+
+
+@pytest.mark.parametrize("name", ["load", "load_engine", "functools"])
+def test_a_name_that_the_old_source_has_is_not_taken_from_it(name: str) -> None:
+    """A script's own `load` became one that called itself for ever."""
+    source = f"""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def {name}(path):
+            return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
+
+        def answer(question):
+            tok, model = {name}("m")
+            inputs = tok(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+            return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+        def other(question):
+            model = AutoModelForCausalLM.from_pretrained("n")
+            tok = AutoTokenizer.from_pretrained("n")
+            inputs = tok(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+            return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    """
+    draft = draft_of(source, seen(question="x"))
+    for function, path in (("answer", "m"), ("other", "n")):
+        value, engine = run(draft, function, "Why?")
+        assert (value, [one for one, _ in engine.loads]) == ("ANSWER", [path])
