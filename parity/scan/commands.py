@@ -92,7 +92,7 @@ def write_json(target: str, found: Scan) -> None:
     if target == "-":
         print(text)
     else:
-        write_whole(target, f"{text}\n".encode())
+        write_whole(Path(target), f"{text}\n".encode())
 
 
 def exit_code(args: argparse.Namespace, found: Scan, baseline: Baseline) -> int:
