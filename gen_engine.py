@@ -3793,8 +3793,7 @@ class VllmBackend:
     ) -> None:
         """Step vLLM until `take` has said of every row that it is over."""
         running: dict[str, Row] = {}
-        device = lazy_import("vllm.platforms").current_platform.device_type
-        with self.healthy() as engine, no_autocast(device):
+        with self.healthy() as engine:
             if self.is_written:
                 self.forget()
             self._add(engine, rows, running, take)

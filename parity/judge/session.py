@@ -270,9 +270,9 @@ def loaded(function: str) -> Callable[..., Any]:
         raise_not_there(function, error)
         if isinstance(error, SystemExit):
             raise GoldenError(
-                f"importing {function} ended the process: sys.exit({error.code!r}). Put what runs"
-                ' it as a script under `if __name__ == "__main__":`; what it reads of sys.argv is'
-                " `argv` in sites.json"
+                f"{function} could not be imported: it ended the process, sys.exit({error.code!r})."
+                ' Put what runs it as a script under `if __name__ == "__main__":`; what it reads of'
+                " sys.argv is `argv` in sites.json"
             ) from error
         raise GoldenError(f"{function} could not be imported: {words_and_place(error)}") from error
 

@@ -658,7 +658,7 @@ def hands_on_logits(scope: Scope) -> bool:
 
 def holds_logits(node: ast.AST, names: set[str]) -> bool:
     """Whether an expression gives logits or what is computed of them, but not the choice of a
-    token, a shape or a number.   names: that hold logits."""
+    token or a shape.   names: that hold logits."""
     if isinstance(node, ast.Call) and (CHOOSES.search(called_name(node)) or is_measure(node)):
         return False
     if isinstance(node, ast.Attribute) and node.attr in ("shape", "device", "dtype"):
@@ -671,7 +671,7 @@ def holds_logits(node: ast.AST, names: set[str]) -> bool:
 
 
 def is_measure(call: ast.Call) -> bool:
-    return called_name(call) in ("len", "size", "item")
+    return called_name(call) in ("len", "size")
 
 
 def names_in(*nodes: ast.AST) -> set[str]:

@@ -82,12 +82,17 @@ def baseline_for(args: argparse.Namespace, path: Path) -> Baseline:
     return read_baseline(path)
 
 
+def json_target(text: str) -> str:
+    """A file that can be written, or "-"."""
+    return text if text == "-" else str(file_to_write(text))
+
+
 def write_json(target: str, found: Scan) -> None:
     text = json.dumps(found.as_json(), indent=1, ensure_ascii=True)
     if target == "-":
         print(text)
     else:
-        write_whole(file_to_write(target), f"{text}\n".encode())
+        write_whole(Path(target), f"{text}\n".encode())
 
 
 def exit_code(args: argparse.Namespace, found: Scan, baseline: Baseline) -> int:
@@ -132,6 +137,7 @@ def add_scan(sub: Any) -> None:
         "--json",
         nargs="?",
         const="-",
+        type=json_target,
         metavar="FILE",
         help="the whole inventory as JSON (default: standard output)",
     )

@@ -45,6 +45,7 @@ from parity.judge.numerics.weights import (
     NO_ADAPTER,
     OF_SEVERAL,
     in_float32,
+    lends_adapter,
     models_of,
     weights_of,
 )
@@ -100,7 +101,7 @@ class Samples:
         is_loop = loops.of_own_loop(old)
         before = evidence_of(golden, ledger.alpha)
         if before.is_fault and before.fault != COPY:
-            return judge_golden(before, is_loop)
+            return judge_golden(before, is_loop, lends_adapter(old, new))
         counts = count_copies and not before.is_fault
         evidence = evidence_of(moved, ledger.alpha, count_copies=counts)
         if evidence.is_fault:
@@ -277,10 +278,14 @@ def most_tokens_left(probabilities: Tensor) -> int:
     return int((probabilities > 0).sum(-1).max())
 
 
-def judge_golden(evidence: Evidence, is_loop: bool) -> Judged:
+def judge_golden(evidence: Evidence, is_loop: bool, has_lent_adapter: bool) -> Judged:
     """The golden's own samples do not follow the settings."""
     if is_loop:
         return "DRIFT", cause_of_loop(evidence), ()
+    if has_lent_adapter:
+        whose = "under the adapter that the new code asks for, the golden's own samples"
+        sentence = f"{whose} do not follow its settings: {evidence.sentence()}"
+        return "DRIFT", named_cause("model.adapters", "likely", sentence), ()
     sentence = f"the golden's own samples do not follow its settings: {evidence.sentence()}"
     return "ERROR", Cause("error", "confirmed", f"{sentence}; record it again"), ()
 

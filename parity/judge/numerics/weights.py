@@ -93,6 +93,15 @@ def adapter_folder(old: Case, new: Case, index: int) -> str | None:
     return None
 
 
+def lends_adapter(old: Case, new: Case) -> bool:
+    """Whether a golden's tokens are read under an adapter that the new code alone names, which may
+    be another than the golden's."""
+    lenders = [row for row in new.rows if request_of(row).get("adapter")]
+    return bool(lenders) and any(
+        adapters_of(row) and not request_of(row).get("adapter") for row in old.rows
+    )
+
+
 def new_index(old: Case, new: Case, index: int) -> int:
     """The index of a golden's row among the new rows; of one that is not there, 0."""
     golden = old.rows[index]

@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from parity.goldens.verdict import Outcome
 from parity.judge.check import check_sites
 from parity.judge.numerics import surprise
 from parity.judge.numerics.processed import SORTED, cut_top_k, cut_top_p, declared_settings, processed_logits
-from parity.judge.numerics.samples import Samples, settle_samples
+from parity.judge.numerics.samples import Samples, judge_golden, settle_samples
+from parity.judge.numerics.weights import lends_adapter
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
@@ -359,6 +361,28 @@ def test_a_golden_that_could_not_have_been_drawn_cannot_be_judged(goldens: Store
     check = check_sites(store, backends=("hf",))
     assert [o.verdict for o in check.outcomes] == ["ERROR"] and check.exit_code == 3
     assert "cannot be sampled" in str(check.outcomes[0].cause and check.outcomes[0].cause.sentence)
+
+
+@pytest.mark.parametrize(
+    ("golden", "new", "is_lent"),
+    [
+        ({"inputs": {"adapters": ["f2ebaeb6"]}}, {"request": {"adapter": "adapters/one"}}, True),
+        ({"inputs": {"adapters": ["f2ebaeb6"]}}, {}, False),
+        ({"request": {"adapter": "adapters/two"}}, {"request": {"adapter": "adapters/one"}}, False),
+        ({}, {"request": {"adapter": "adapters/one"}}, False),
+    ],
+)
+def test_a_golden_under_an_adapter_that_only_the_new_code_names_is_not_blamed(
+    golden: dict[str, Any], new: dict[str, Any], is_lent: bool
+) -> None:
+    """A stranger's adapter, exchanged for another, was `error; confirmed: ... record it again`."""
+    cases = [Case("s", "c", "f:f", {}, rows=(row([5]) | one,)) for one in (golden, new)]
+    assert lends_adapter(*cases) == is_lent
+    evidence: Any = SimpleNamespace(sentence=lambda: "token 1 of row 0 cannot be sampled")
+    verdict, cause, _ = judge_golden(evidence, False, is_lent)
+    assert cause is not None and "token 1 of row 0" in cause.sentence
+    expected = ("DRIFT", "model.adapters", "likely") if is_lent else ("ERROR", "error", "confirmed")
+    assert (verdict, cause.name, cause.certainty) == expected
 
 
 def test_ids_are_forced_up_to_the_new_stop_where_a_criterion_kept_the_row(shared: Load) -> None:

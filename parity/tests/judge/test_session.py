@@ -98,7 +98,7 @@ def test_a_module_that_ends_the_process_is_said_with_what_to_do(
 ) -> None:
     (tmp_path / "acme_parsed.py").write_text(PARSED)
     monkeypatch.chdir(tmp_path)
-    said = r"importing acme_parsed.py:answer ended the process: sys.exit\(2\).*__main__.*`argv` in sites.json"
+    said = r"acme_parsed.py:answer could not be imported: it ended the process, sys.exit\(2\).*__main__.*`argv` in"
     name = "acme_parsed.py:answer"
     session = Session(Store(tmp_path / "golden"), {}, argv={"s": ["a", "--tmes", "2"]})
     with session, pytest.raises(GoldenError, match=said):

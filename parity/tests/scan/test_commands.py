@@ -63,6 +63,12 @@ def test_run_scan_path_that_is_not_there_is_usage(folder: Path, capsys: pytest.C
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_run_scan_a_folder_for_json_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["scan", "--json", "app"])
+    assert "'app' is a folder" in capsys.readouterr().err
+
+
 def test_run_scan_fail_on_new_without_a_baseline_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "app", "--fail-on", "new"]) == 2
     assert "--write-baseline" in capsys.readouterr().err
