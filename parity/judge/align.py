@@ -24,8 +24,8 @@ MOST_COMPARED = 10_000  # prompts with prompts: of more, the order has to do
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Rows side by side: in order, or, where the same prompts come in another order or some are
     missing, by prompt and images; of other images, by prompt; of other prompts, by messages. Where
-    one side has more rows, or most prompts are more like that of another index, by likeness of the
-    prompts."""
+    one side has more rows, or half of those out of place are more like that of another index, by
+    likeness of the prompts."""
     in_order = list(zip(old, new))
     for name_of in NAMES:
         names = list(map(name_of, old))
@@ -92,13 +92,16 @@ def most_like(row: Row, rows: Sequence[Row], left: Sequence[int], *, is_exact: b
 
 
 def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
-    """Whether most prompts, all other ones, are more like the prompt of another index than like
-    that of their own."""
-    elsewhere = 0
+    """Whether two prompts or more, and half of those that are not in their place unchanged, are
+    more like the prompt of another index than like that of their own."""
+    elsewhere = moved = 0
     for row, own in zip(old, new):
+        if row["prompt_ids"] == own["prompt_ids"]:
+            continue
+        moved += 1
         most = max(shared_count(row, other) for other in new)
         elsewhere += most > shared_count(row, own)
-    return elsewhere * 2 > len(old)
+    return elsewhere > 1 and elsewhere * 2 >= moved
 
 
 def shared_count(one: Row, other: Row) -> int:

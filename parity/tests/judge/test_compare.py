@@ -178,6 +178,22 @@ def test_other_prompts_in_another_order_are_paired_by_likeness() -> None:
     assert paired(old, unlike) == list(zip(old, unlike)), "nothing says another order"
 
 
+@pytest.mark.parametrize(
+    ("order", "changed"),
+    [((1, 2, 0, 3), {2}), ((0, 2, 1, 3), {0, 1, 2, 3})],  # one that is cut at its beginning; all lost their system turn
+)
+def test_prompts_in_the_order_of_their_length_are_paired_though_some_changed(
+    order: tuple[int, ...], changed: set[int]
+) -> None:
+    """A stranger's old code asked the longest first."""
+    prompts = [[1, 2, word, word, word, 9] for word in (4, 5, 6, 7)]
+    old = [{**ROW, "messages": None, "prompt_ids": prompts[k]} for k in order]
+    new = [{**ROW, "messages": None, "prompt_ids": ids[2 * (k in changed) :]} for k, ids in enumerate(prompts)]
+    assert [(a["prompt_ids"][-2], b["prompt_ids"][-2]) for a, b in paired(old, new)] == [
+        (prompts[k][-2], prompts[k][-2]) for k in order
+    ]
+
+
 def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
     other = {**ROW, "prompt_ids": [1, 2], "output_ids": [5, 2]}
     old, new = Case("s", "c", rows=(ROW, other), value=1), Case("s", "c", rows=(other, ROW), value=1)
