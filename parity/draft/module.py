@@ -29,8 +29,8 @@ from parity.draft.statements import Statements, is_no_grad
 
 TODO = "# TODO parity: "
 LIBRARIES = ("transformers", "torch", "vllm")
-ENGINE_CLASSES = {"Tokenizer": "tokenizer", "TokenizerFast": "tokenizer", "Processor": "processor",
-                  "LLM": "llm", "Pipeline": "pipeline", "LLMEngine": "llm"}  # fmt: skip
+ENGINE_CLASSES = {"Processor": "processor", "LLM": "llm", "Pipeline": "pipeline",
+                  "LLMEngine": "llm"}  # fmt: skip
 
 
 @dataclass
@@ -823,6 +823,8 @@ def bound_arguments(
 def part_of_object(kind: str) -> str:
     """Which part of an engine an argument was, by the name of its class; "" for none."""
     name = kind.rpartition(".")[2]
+    if "Tokenizer" in name or ".tokenization_" in kind:  # of transformers 5: TokenizersBackend
+        return "tokenizer"
     for ending, part in ENGINE_CLASSES.items():
         if name.endswith(ending):
             return part

@@ -338,7 +338,10 @@ def test_draft_of_a_loader_with_a_cache_is_one_cached_load() -> None:
     assert "LOADED" not in draft_of(source).code
 
 
-def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory() -> None:
+@pytest.mark.parametrize(
+    "tokenizer", ["x.QwenTokenizerFast", "transformers.tokenization_utils_tokenizers.TokenizersBackend"]
+)
+def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory(tokenizer: str) -> None:
     source = """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -354,7 +357,7 @@ def test_draft_of_a_function_that_takes_a_model_takes_an_engine_with_a_factory()
     """
     objects: dict[str, Any] = {
         "model": {"$object": "x.QwenForCausalLM"},
-        "tokenizer": {"$object": "x.QwenTokenizerFast"},
+        "tokenizer": {"$object": tokenizer},
     }
     draft = draft_of(source, seen(**objects, question="Why?"))
     assert [*draft.factories.values()] == [{"engine": "make_engine"}]
