@@ -9,6 +9,7 @@ import difflib
 import io
 import json
 import os
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,9 @@ from parity.scan.scan import scan
 TODO_LEFT = 3
 NOTHING = 5
 OLD_NAME = "{name}_before"
+MOVED = re.compile(
+    r"\.(generate_(text|vlm)_batch|score_batch|stream)\(|\bdecide\("
+)  # calls of an engine
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,10 @@ def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> D
     """Raises DraftError where the source holds nothing to move."""
     draft = draft_module(site.text.code, site.seen, ask, args.engine, is_cut_moved=args.stops)
     if draft.is_moved and draft.code == site.text.code:
+        if not MOVED.search(site.text.code):
+            problem = f"{site.path}: nothing in this file generates; what it calls does"
+            fix = "`parity scan` names that place and its record line: record and draft it there"
+            raise DraftError(f"{problem}. {fix}")
         problem = f"{site.path}: nothing is left to move"
         raise DraftError(f"{problem}. `parity check {site.seen.site}` says whether it is right")
     return draft

@@ -201,6 +201,16 @@ def test_a_patch_applies_and_gives_what_in_place_gives(
     assert patched.count(b"\n") - patched.count(b"\r\n") in (0, patched.count(b"\n"))
 
 
+def test_a_site_that_generates_through_another_file_says_that_and_not_that_it_is_moved(
+    project: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    Path("old.py").write_text("import backend\n\ndef answer(question):\n    return backend.complete(question)\n")
+    put_golden(source=source_digest("old.py:answer"))
+    code, _, said = drafted_code(capfdbinary, "--out", "new.py")
+    assert code == 2 and "old.py: nothing in this file generates" in said and "parity scan" in said
+    assert "nothing is left" not in said and not Path("new.py").exists()
+
+
 def test_in_place_a_second_time_has_nothing_to_move_and_keeps_the_old_code(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
