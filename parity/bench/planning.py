@@ -19,7 +19,7 @@ MOST = 10
 LEAST = 3
 JUDGING = 0.15  # of all the time, for judging answers that part
 PASSES = 10  # times what a prompt token takes on the way to a first token is what judging a token takes: float32 and
-# three probes of it, every token's logits, twice in the model's own dtype (SmolLM2 on a CPU: 9 to 12)
+# three probes of it, every token's logits, twice in the model's own dtype (an estimate, from SmolLM2 on a CPU)
 GROWTH = 2.0  # of the small run's time, when the load grows four times
 
 Key = tuple[str, str]  # a workload's label, a contender
