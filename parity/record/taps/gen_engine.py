@@ -393,12 +393,21 @@ class EngineReader:
             own_sampling(made, request, sampling),
         )
 
+    def is_asked(self, ids: Sequence[int]) -> bool:
+        """Whether a request of this call has these prompt ids. Others are no request's: what was
+        asked for became another prompt on the way."""
+        wanted = self.below.collapsed(ids)
+        asked = (made.prompt.token_ids for made in self.prompts.values())
+        return any(self.below.collapsed(own) == wanted for own in asked)
+
     def request(self, number: int, index: int, sample: Any) -> Fields:
         made = self.prompts[number]
         ids = tuple(made.prompt.token_ids)
         placeholders = self.below.placeholders
         request: Fields = {"number": number, "sample": index}
-        if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholders, self.lengths[ids]):
+        answered = sample.prompt_token_ids
+        is_own = is_answer_to(made.prompt, answered, placeholders, self.lengths[ids])
+        if not is_own and self.is_asked(answered):
             request["answers"] = "another"
         request |= self.below.adapter_stage(made.prompt)
         if structure := structure_of(made.request):
