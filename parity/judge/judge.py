@@ -743,8 +743,19 @@ def made_of_ids(comparison: Comparison) -> Cause:
     is_sure = bool(comparison.pairs) and comparison.has_same_ids and not comparison.counted
     is_sure = is_sure and all(is_seen_alike(*pair) for pair in comparison.pairs)
     proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
+    if is_sure and are_fractions_of_no_score(comparison):
+        is_sure = False
+        proof += "; where the numbers come from was not seen"
     certainty: Certainty = "confirmed" if is_sure else "likely"
     return named_cause("value", certainty, value_sentence(comparison), proof)
+
+
+def are_fractions_of_no_score(comparison: Comparison) -> bool:
+    """Whether only numbers with fractions differ, and no row was scored: they may be drawn."""
+    apart = list(partings(comparison.old.value, comparison.new.value))
+    if any(row.get("scored") for row in comparison.new.rows):
+        return False
+    return bool(apart) and all(isinstance(old, float) for _, old, _ in apart)
 
 
 def is_seen_alike(old: Row, new: Row) -> bool:

@@ -12,6 +12,7 @@ import torch
 from parity.goldens.store import Case
 from parity.goldens.verdict import Check, Outcome, Policy, equal
 from parity.judge.align import paired
+from parity.judge.judge import made_of_ids
 from parity.judge.numerics.samples import unlike
 from parity.judge.numerics.surprise import permutation_p
 from parity.judge.row import placeholders_in
@@ -331,3 +332,20 @@ def test_a_forgotten_number_of_samples_is_named_with_both_values() -> None:
     assert found is not None and str(found) == "sampling.n; likely" and "was 4, is 1" in found.sentence
     requests = [{**row, "sampling": once["sampling"]} for row in rows]
     assert not [d for d in differences(old, Case("s", "c", rows=tuple(requests))) if d.field == "n"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "more", "certainty"),
+    [
+        (["ab", 0.53], ["ab", 0.49], {}, "likely"),  # drawn beside the answer, perhaps
+        (["ab", 0.53], ["ab", 0.49], {"scored": {"tokens": 3}}, "confirmed"),
+        (["ab", 4], ["ab", 5], {}, "confirmed"),
+        ("AB", "Ab", {}, "confirmed"),
+    ],
+)
+def test_a_fraction_that_comes_from_no_score_is_not_surely_made_of_the_answer(
+    old: Any, new: Any, more: dict[str, Any], certainty: str
+) -> None:
+    one, other = (Case("s", "c", rows=({**ROW, **more},), value=value) for value in (old, new))
+    cause = made_of_ids(inquiry_of(one, other).comparison)
+    assert (cause.name, cause.certainty) == ("value", certainty)
