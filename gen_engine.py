@@ -294,10 +294,12 @@ class Companions:
             problem = f"{COMPANIONS[name]} needs {name}.py, which is not beside gen_engine.py"
             raise BackendMissing(problem, fix=f"copy parity/companions/{name}.py there")
         module, file = place
-        other = find_spec(module)  # before it is imported: nothing of another's runs
-        if other is not None and not os.path.samefile(str(other.origin), file):
+        # Before it is imported: nothing of another's runs.
+        origin = getattr(find_spec(module), "origin", None)
+        if origin is None or not os.path.samefile(origin, file):
+            problem = f"{module} would be imported from {origin or 'nowhere'}, not from {file}"
             fix = "put gen_engine.py and its companions into a package"
-            raise BackendMissing(f"another module is called {module}: {other.origin}", fix=fix)
+            raise BackendMissing(problem, fix=fix)
         found = importlib.import_module(module)
         setattr(self, name, found)  # the next use does not come here
         return found
@@ -1364,7 +1366,7 @@ def rendered_forms(turns: Sequence[Mapping[str, Any]], apply: Apply) -> list[tup
             content = probe if form == "string" else [{"type": "text", "text": probe}]
             probed.append(turn if turn.get("content") is None else {**turn, "content": content})
         text = ""
-        # A form that the template refuses; a RequestError says that its time is over.
+        # A template may refuse a form with any error.
         with contextlib.suppress(OptionError), wrapping_errors(OptionError, "refused", ""):
             text = apply(probed)
         rendered += [(turn["role"], form) for turn, probe in zip(turns, probes) if probe in text]
@@ -1689,7 +1691,8 @@ def saved_dtype(settings: ModelLoadConfig) -> Any:
     folder, weights = settings.model, "model*.safetensors"
     if not os.path.isdir(folder):
         bring = lazy_import("huggingface_hub").snapshot_download
-        folder = bring(folder, revision=settings.revision, allow_patterns=weights)
+        with loading_bar(settings.progress):
+            folder = bring(folder, revision=settings.revision, allow_patterns=weights)
     for file in sorted(Path(folder).glob(weights)):
         for weight in read(str(file), map_location="meta").values():
             if str(weight.dtype).endswith(DTYPES):

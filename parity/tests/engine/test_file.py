@@ -178,3 +178,7 @@ def test_a_module_that_only_has_a_companions_name_is_not_taken_for_it(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
     assert "BackendMissing" in done.stderr and "other/scoring.py" in done.stderr, done.stderr
     assert done.stdout == "", "nothing of it runs"
+    by_file = f"from importlib.machinery import SourceFileLoader as S; S('g', {str(tmp_path / 'lib/gen_engine.py')!r})"
+    command = [sys.executable, "-c", f"{by_file}.load_module().companions.scoring"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, check=False)
+    assert "BackendMissing: scoring would be imported from nowhere, not from" in done.stderr, done.stderr
