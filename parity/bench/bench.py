@@ -192,7 +192,7 @@ def decoder_of(guess: str) -> Any:
 
 def load_one(model: str, name: str, settings: Settings, *, alone: bool) -> tuple[gen_engine.GenerationEngine, Loaded]:
     """alone: no other backend is loaded beside it."""
-    backend = name.partition(" ")[0]
+    backend = "hf" if name == GUESSING else name
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
         engine_module().lazy_import(library)
@@ -294,6 +294,7 @@ class Session:
     plan: Plan | None = None
     trials: dict[Key, Trial] = field(default_factory=dict)
     room: dict[Key, int] = field(default_factory=dict)  # bytes of the small run
+    warm: dict[str, int] = field(default_factory=dict)  # engine -> bytes that its warm-up took, and often keeps
     rows: dict[str, list[Measured]] = field(default_factory=dict)
     loads: list[tuple[str, Loaded]] = field(default_factory=list)
     questions: list[parted.Question] = field(default_factory=list)
@@ -326,7 +327,8 @@ def try_all(session: Session, group: Sequence[Contender], works: Sequence[Work])
     loads = sorted({work.load for work in works})
     for contender in fit_for(group, works[0]):
         progress.step(f"warm-up: {contender.name}")
-        measuring.try_once(contender, works[0])
+        _, run = measuring.try_once(contender, works[0])
+        session.warm[contender.engine] = max(run.memory, session.warm.get(contender.engine, 0))
     tried = []
     for number, load in enumerate(loads):
         start = time.perf_counter()
@@ -406,12 +408,12 @@ def words_of(session: Session, plan: Plan, names: Sequence[str], groups: int) ->
 
 def measure_rounds(session: Session, plan: Plan, group: Sequence[Contender]) -> None:
     """Round after round over all workloads, each contender in turn, until they are done or the time is over."""
-    memory = {cost.backend.partition(" ")[0]: cost.memory for _, cost in session.loads}
+    memory = {cost.backend: cost.memory for _, cost in session.loads}
     for work in plan.works:
         rows = session.rows.setdefault(work.label, [])
         for contender in fit_for(group, work):
-            room = session.room[(work.label, contender.name)]
-            rows.append(Measured(contender.name, [], memory[contender.name.partition(" ")[0]], room))
+            room = max(session.room[(work.label, contender.name)], session.warm[contender.engine])
+            rows.append(Measured(contender.name, [], memory[contender.engine], room))
     names = [contender.name for contender in group]
     longest = 0.0
     for number in range(1, plan.repeats + 1):
@@ -540,6 +542,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
     shapes = words(args.workload, workloads.SHAPES, "--workload")
     engine: dict[str, Any] = {name: getattr(args, name) for name in ("dtype", "max_model_len") if getattr(args, name)}
     engine["max_batch_size"] = max(loads)
+    if args.blocks and "vllm" not in backends:
+        raise workloads.WorkError("--blocks are vLLM's, which --backends leaves out; add it, or leave --blocks out")
+    if args.clock == "cpu" and measuring.accelerator() is not None:
+        raise workloads.WorkError("--clock cpu sees no accelerator, and there is one; leave it out")
     if args.blocks:
         engine["vllm_kwargs"] = {"num_gpu_blocks_override": args.blocks}
     if args.prompts is not None:

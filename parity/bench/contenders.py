@@ -45,11 +45,12 @@ Door = Callable[[Work, int, Stopwatch], Answered]
 @dataclass(frozen=True, slots=True)
 class Contender:
     """run: (a call's work, max_new_tokens, seconds since it began) -> an answer per request, in order.
-    forget: drops what earlier runs left."""
+    forget: drops what earlier runs left.   engine: whose model it runs, as `Loaded.backend` names it."""
 
     name: str
     run: Door
     forget: Callable[[], object]
+    engine: str
 
 
 # == Ours ==
@@ -259,7 +260,7 @@ def forget_vllm(engine: gen_engine.GenerationEngine) -> None:
 def contenders(engine: gen_engine.GenerationEngine, *, raw: bool) -> list[Contender]:
     """Ours on a loaded engine, and with `raw` what its library does by itself on the same model."""
     if engine.config.decoder is not None:
-        return [Contender(GUESSING, functools.partial(ours_on_hf, engine), gc.collect)]
+        return [Contender(GUESSING, functools.partial(ours_on_hf, engine), gc.collect, GUESSING)]
     doors: dict[str, Callable[..., Answered]] = {}
     forget: Callable[[], object] = gc.collect
     if engine.backend.name == "hf":
@@ -270,7 +271,7 @@ def contenders(engine: gen_engine.GenerationEngine, *, raw: bool) -> list[Conten
         doors = {"vllm": ours_on_vllm, "vllm generate": plain_vllm}
         forget = functools.partial(forget_vllm, engine)
     return [
-        Contender(name, functools.partial(door, engine), forget)
+        Contender(name, functools.partial(door, engine), forget, engine.backend.name)
         for name, door in doors.items()
         if raw or name == engine.backend.name
     ]

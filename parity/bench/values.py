@@ -83,8 +83,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(slots=True)
 class Measured:
-    """One contender on one workload.   loaded: bytes that loading its backend took.   room: bytes of the warm-up's
-    peak: what a process took once it often keeps."""
+    """One contender on one workload.   loaded: bytes that loading its backend took.   room: bytes of the peak of
+    the small run, or of its engine's warm-up: what a process took once it often keeps."""
 
     contender: str
     runs: list[Run] = field(default_factory=list)

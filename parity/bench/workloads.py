@@ -89,7 +89,10 @@ def images_of(request: Request) -> list[Any]:
     """A request's images, in order: of parts {"type": "image", "image": PATH or PIL image}."""
     contents = [message.get("content") or "" for message in request.get("messages") or ()]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
-    return [part["image"] for part in parts if part["type"] != "text"]
+    pictures = [part for part in parts if part["type"] != "text"]
+    if not all("image" in part for part in pictures):
+        raise WorkError('an image is written {"type": "image", "image": "PATH"}')
+    return [part["image"] for part in pictures]
 
 
 def is_plain(task: Task) -> bool:
@@ -166,11 +169,12 @@ def read_line(number: int, line: str, file: Path) -> Request:
             request = {"prompt": request}
         if not isinstance(request, dict) or set(request) - {"messages", "prompt", "prompt_token_ids"}:
             raise WorkError('it is no request; write {"messages": [...]}, {"prompt": "..."} or a string')
+        engine.TextGenerationRequest(**request)  # its shape, which a request with images has, too
         for part in image_parts_of(request):
             part["image"] = Path(part["image"])  # the file is the user's own: so is what it names
-        kind = engine.VlmGenerationRequest if images_of(request) else engine.TextGenerationRequest
-        kind(**request)
-    except (engine.GenEngineError, KeyError, TypeError, ValueError) as error:
+        if images_of(request):
+            engine.VlmGenerationRequest(**request)
+    except (engine.GenEngineError, ValueError) as error:
         raise WorkError(f"{file}, line {number}: {error}") from error
     return dict(request)
 

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -31,6 +32,7 @@ from parity.proof.matrix import write_between
 Array = Any  # numpy.ndarray
 Plant = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
+QUESTIONS = 64
 TOKENS = 40  # of an answer, at most
 LIKELIEST = 50  # tokens that are kept of each step: as many as Token-DiFR samples from
 AT_ONCE = 8  # rows in a batch; the old path reads four
@@ -129,7 +131,7 @@ class Rows:
         return sum(map(len, self.answers)) / len(self.answers)
 
 
-def read_real(count: int) -> Rows:
+def read_real() -> Rows:
     """Loads the real model three times, one at a time."""
     import torch
     import transformers
@@ -140,10 +142,10 @@ def read_real(count: int) -> Rows:
     def load(dtype: Any, **how: Any) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how).eval()
 
-    chats = [[{"role": "user", "content": text}] for text in real_questions(count)]
+    chats = [[{"role": "user", "content": text}] for text in real_questions(QUESTIONS)]
     prompts = [tokenizer.apply_chat_template(c, add_generation_prompt=True)["input_ids"] for c in chats]
     model = load(torch.bfloat16)
-    answers = [row for k in range(0, count, 16) for row in answers_of(model, prompts[k : k + 16])]
+    answers = [row for k in range(0, QUESTIONS, 16) for row in answers_of(model, prompts[k : k + 16])]
     rows = Rows(prompts, answers, {}, {})
     read_loaded(model, rows)
     read_moved(load(torch.bfloat16, attn_implementation="eager"), rows)
@@ -533,12 +535,12 @@ def shares_of(rows: Rows) -> dict[str, Shares]:
 
 
 def false_alarms(found: Mapping[str, Shares], check: str) -> dict[int, float]:
-    """Rows -> the share, of all clean paths together."""
-    return {size: sum(found[path][check][size] for path in CLEAN) / len(CLEAN) for size in SIZES}
+    """Rows -> the share, of the clean path that has most."""
+    return {size: max(found[path][check][size] for path in CLEAN) for size in SIZES}
 
 
 def rows_needed(shares: Mapping[int, float], clean: Mapping[int, float]) -> int | None:
-    """The fewest from which on a fault is seen surely, and a clean path hardly ever."""
+    """The fewest from which on a fault is seen surely, and at which a clean path hardly ever is one."""
     for k, size in enumerate(SIZES):
         if all(shares[more] >= SURE for more in SIZES[k:]) and clean[size] <= FALSE:
             return size
@@ -590,8 +592,9 @@ def markdown(rows: Rows, found: Mapping[str, Shares], lines: Sequence[Line]) -> 
         name = f"{line.fault} (probe: {fault.probe})" if fault.probe else line.fault
         shown.append(f"| {name} | {fault.source} | {line.rounding:.3f} | {' | '.join(cells)} |")
     for path in CLEAN:
-        alarms = [f"{np.mean(list(found[path][check].values())):.1%}" for check in CHECKS]
-        shown.append(f"| false alarms: {path} | | | {' | '.join(alarms)} |")
+        alarms = [list(found[path][check].values()) for check in CHECKS]
+        cells = [f"{np.mean(shares):.1%}, at most {max(shares):.1%}" for shares in alarms]
+        shown.append(f"| false alarms: {path} | | | {' | '.join(cells)} |")
     return "\n".join(shown)
 
 
@@ -646,7 +649,12 @@ def draw(rows: Rows, lines: Sequence[Line], file: Path) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = read_real(args.rows)
+    try:
+        real_model.folder()
+    except real_model.BuildError as error:
+        print(f"power: {error}", file=sys.stderr)
+        return 3
+    rows = read_real()
     found = shares_of(rows)
     lines = lines_of(rows, found)
     table = markdown(rows, found, lines)
@@ -665,7 +673,6 @@ def add_power(subparsers: Any) -> None:
         help="tokens that six checks need to see a fault of the real model",
         epilog="example: python -m parity.proof power --out parity/judge/power",
     )
-    parser.add_argument("--rows", type=int, default=64, help="prompts, at most 64")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="writes FILE.json, FILE.png and the table in parity/judge/rounding.md"
     )

@@ -101,7 +101,7 @@ class Samples:
         is_loop = loops.of_own_loop(old)
         before = evidence_of(golden, ledger.alpha)
         if before.is_fault and before.fault != COPY:
-            return judge_golden(before, is_loop, lends_adapter(old, new))
+            return judge_golden(before, is_loop=is_loop, has_lent_adapter=lends_adapter(old, new))
         counts = count_copies and not before.is_fault
         evidence = evidence_of(moved, ledger.alpha, count_copies=counts)
         if evidence.is_fault:
@@ -278,7 +278,7 @@ def most_tokens_left(probabilities: Tensor) -> int:
     return int((probabilities > 0).sum(-1).max())
 
 
-def judge_golden(evidence: Evidence, is_loop: bool, has_lent_adapter: bool) -> Judged:
+def judge_golden(evidence: Evidence, *, is_loop: bool, has_lent_adapter: bool) -> Judged:
     """The golden's own samples do not follow the settings."""
     if is_loop:
         return "DRIFT", cause_of_loop(evidence), ()

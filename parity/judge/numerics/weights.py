@@ -94,10 +94,10 @@ def adapter_folder(old: Case, new: Case, index: int) -> str | None:
 
 
 def lends_adapter(old: Case, new: Case) -> bool:
-    """Whether a golden's tokens are read under an adapter that the new code alone names, which may
-    be another than the golden's."""
-    lenders = [row for row in new.rows if request_of(row).get("adapter")]
-    return bool(lenders) and any(
+    """Whether all rows of a golden are read under adapters that the new code alone names, which
+    may be others than the golden's."""
+    is_named = any(request_of(row).get("adapter") for row in new.rows)
+    return is_named and all(
         adapters_of(row) and not request_of(row).get("adapter") for row in old.rows
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import json
 import re
 import statistics
@@ -19,7 +20,7 @@ import pytest
 from parity.__main__ import main
 from parity.bench import bench, bench_report, contenders, measuring, parted, planning, workloads
 from parity.bench.contenders import Contender, Stopwatch
-from parity.bench.planning import Trial
+from parity.bench.planning import Plan, Trial
 from parity.bench.values import Answer, Answered, Bench, Loaded, Measured, Result, Run, Verdict, coverage, percentile
 from parity.bench.workloads import Work
 from parity.diff.partings import Pair
@@ -56,7 +57,7 @@ def stub(name: str, seen: list[tuple[str, int, int]]) -> Contender:
         answers = [Answer((1,), (1,) * most, "")] * len(work.requests)
         return Answered(answers, [0.1] * len(answers), [0.2] * len(answers))
 
-    return Contender(name, run, lambda: seen.append((name, 0, 0)))
+    return Contender(name, run, lambda: seen.append((name, 0, 0)), name)
 
 
 def test_contenders_take_turns_each_with_what_it_left_forgotten() -> None:
@@ -66,6 +67,26 @@ def test_contenders_take_turns_each_with_what_it_left_forgotten() -> None:
         measuring.measure([stub("A", seen), stub("B", seen)], WORK, rows, "wall")
     assert seen == [("A", 0, 0), ("A", 2, 4), ("B", 0, 0), ("B", 2, 4)] * 2
     assert [(len(row.runs), row.tokens, row.same) for row in rows] == [(2, 8, True)] * 2
+
+
+def test_what_a_warm_up_takes_is_of_its_engines_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights come into memory with the first run: it belongs to none of the later ones."""
+    grown = iter([100, 5, 0, 0, 0, 0])  # bytes: warm-ups of two contenders, small runs, runs
+
+    class Grown(measuring.Peak):
+        def __exit__(self, *exc: object) -> None:
+            super().__exit__(*exc)
+            self.highest = self.before + next(grown)
+
+    monkeypatch.setattr(measuring, "Peak", Grown)
+    settings: Any = SimpleNamespace(repeats=1, minutes=1.0, clock="wall")
+    progress: Any = SimpleNamespace(step=lambda *_, **__: None)
+    session = bench.Session("m", "m", settings, progress, 1e18, loads=[("m", Loaded("hf", 1, 1, 7))])
+    group = [dataclasses.replace(stub(name, []), engine="hf") for name in ("hf", "hf plain")]
+    session.plan = Plan((WORK,), 1, 0.0, 0.0, 0, asked=True)
+    bench.try_all(session, group, [WORK])
+    bench.measure_rounds(session, session.plan, group)
+    assert [row.memory for row in session.rows[WORK.label]] == [107, 107]
 
 
 def test_a_load_is_the_number_of_requests_in_one_call() -> None:
@@ -226,7 +247,14 @@ def test_answers_of_other_lengths_are_counted_each_by_its_own_tokens() -> None:
     assert "≈ 1 of 2 part, 4 and 5 tokens" in bench_report.table(whole)
 
 
-def test_loads_are_judged_together_and_each_counts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_of_a_workload_are_one_question(shared: Load) -> None:
+    works = [WORK.at_load(load) for load in (1, 2)]
+    rows = {work.label: [measured(*row, [1.0]) for row in (("hf", SAME), ("hf plain", OTHER))] for work in works}
+    [question] = bench.questions_of(works, rows, shared(TEXT, "hf"), 1000)
+    assert question.key == AT and len(question.pairs) == 2 * len(SAME), "of both loads"
+
+
+def test_loads_are_judged_together_and_each_counts_its_own() -> None:
     judged = {AT: Verdict("SAME WITHIN ROUNDING", 3, 9, "why")}
     verdict = bench.verdict_of(WORK, measured("hf", SAME, [1.0]), measured("hf plain", OTHER, [1.0]), judged)
     assert (verdict.name, verdict.parted, verdict.why) == ("SAME WITHIN ROUNDING", "1 of 2", "why")
@@ -260,7 +288,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench_command(model: Path, capsys: Capture, *words: str) -> tuple[int, str]:
-    small = ["--repeats", "1", "--blocks", "96", "--max-model-len", "512"]
+    small = ["--repeats", "1", *([] if "--backends" in words else ["--blocks", "96"]), "--max-model-len", "512"]
     code = main(["bench", "--model", str(model), "--dtype", "bfloat16", *small, *words])
     return code, capsys.readouterr().out
 
@@ -329,7 +357,11 @@ def test_a_prompts_file_may_hold_chats_texts_and_ids(tmp_path: Path) -> None:
         ("{", "line 2"),
         ('{"text": "x"}', "it is no request"),
         ('{"prompt": "a", "messages": []}', "line 2"),
-        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "line 2"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "line 2: an image is written"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "line 2: an image is written"),
+        ('{"messages": [{"role": "user", "content": [{"x": 1}]}]}', "line 2: message 0: no part of type None"),
+        ('{"messages": [3]}', "line 2: message 0: it is int"),
+        ('{"messages": 3}', "line 2: messages is int"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: Capture, line: str, said: str) -> None:
@@ -352,6 +384,7 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: Capture, line: str, said: s
         (["--minutes", "0"], "--minutes is 0"),
         (["--load", "1,many"], "--load 1,many: expected numbers"),
         (["--prompts", "/nowhere.jsonl"], "cannot be read"),
+        (["--backends", "hf", "--blocks", "96"], "--blocks are vLLM's"),
         (["--prompts", str(TEXT / "config.json"), "--workload", "shared"], "--prompts"),
     ],
 )
@@ -372,14 +405,17 @@ def test_help_has_an_example(capsys: Capture) -> None:
 
 
 @pytest.fixture
-def loaded(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command on engines that are loaded already."""
+def loaded(shared: Load, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The command on engines that are loaded already. Gives what is loaded at the same time."""
+    groups: list[tuple[str, ...]] = []
 
     @contextlib.contextmanager
     def opened(model: str, backends: Sequence[str], settings: Any) -> Iterator[list[Any]]:
+        groups.append(tuple(backends))
         yield [(shared(Path(model), backend), Loaded(backend, 1.0, 2.0, 1 << 20)) for backend in backends]
 
     monkeypatch.setattr(bench, "opened", opened)
+    return groups
 
 
 @pytest.mark.usefixtures("loaded")
@@ -545,13 +581,14 @@ def test_the_quick_comparison_runs_from_a_shell(tmp_path: Path) -> None:
 
 
 def test_a_large_model_is_measured_one_backend_after_the_other(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture, loaded: None
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, loaded: list[tuple[str, ...]]
 ) -> None:
     monkeypatch.setattr(bench, "ROOM", 10**9)
     words = ["--load", "2", "--max-new-tokens", "4", "--repeats", "1"]
     assert main(["bench", "--model", str(TEXT), *words]) == 0
     said = capsys.readouterr().out
     assert "one after the other" in said and "vllm ÷ hf" in said
+    assert loaded == [("hf",), ("vllm",)]
 
 
 def test_the_random_model_is_a_qwen3_of_25_million_weights_that_says_many_things(tmp_path: Path) -> None:

@@ -378,8 +378,10 @@ def test_a_golden_under_an_adapter_that_only_the_new_code_names_is_not_blamed(
     """A stranger's adapter, exchanged for another, was `error; confirmed: ... record it again`."""
     cases = [Case("s", "c", "f:f", {}, rows=(row([5]) | one,)) for one in (golden, new)]
     assert lends_adapter(*cases) == is_lent
+    beside = dataclasses.replace(cases[0], rows=(*cases[0].rows, row([6])))
+    assert not lends_adapter(beside, cases[1]), "a row without an adapter may be the one that cannot be"
     evidence: Any = SimpleNamespace(sentence=lambda: "token 1 of row 0 cannot be sampled")
-    verdict, cause, _ = judge_golden(evidence, False, is_lent)
+    verdict, cause, _ = judge_golden(evidence, is_loop=False, has_lent_adapter=is_lent)
     assert cause is not None and "token 1 of row 0" in cause.sentence
     expected = ("DRIFT", "model.adapters", "likely") if is_lent else ("ERROR", "error", "confirmed")
     assert (verdict, cause.name, cause.certainty) == expected
