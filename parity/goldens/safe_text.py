@@ -44,6 +44,11 @@ def safe_line(line: str) -> str:
     return shown
 
 
+def printable_lines(text: str) -> str:
+    """Lines that do nothing to a terminal, a page or a file of results; their ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def print_verdict(text: str) -> None:
     """Print what the exit code says, too. Where standard output is a pipe that nobody reads, or a full
     disk, the rest is not printed: that changes no verdict."""

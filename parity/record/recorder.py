@@ -93,14 +93,17 @@ def run_observed(
 
 
 def run_to_its_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code of a command. Where we are ended first, so is it, with its children: a terminal
-    sends Ctrl-C to all of them; without one they are a group of their own, which we signal."""
+    """The exit code of a command. Where we are ended first, so is it. Its children are ended by the
+    terminal, which sends Ctrl-C to all; without one by us, as a group of their own. What is left:
+    children of a command at a terminal, where another signal ends us alone."""
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     process = subprocess.Popen(command, env=environ, start_new_session=not has_terminal)
     try:
         return process.wait()
     except BaseException:
-        if not has_terminal:
+        if has_terminal:
+            process.terminate()
+        else:
             kill_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
@@ -372,20 +375,22 @@ def update_site(store: Store, site: str, cases: Sequence[Case], seen: Seen) -> N
     if settings.get("exit_code", 0) != seen.returncode:
         store.set_site(site, exit_code=seen.returncode or None)
     names = {case.case for case in cases if case.site == site}
-    if "argv" not in settings or names >= {*store.names(site)}:
+    is_of_all = names >= {*store.names(site)}  # other goldens may be of other arguments
+    if "argv" not in settings or is_of_all:
         argv = seen.argv.get(site, [[]])[0]
         if argv != settings.get("argv", []):
             store.set_site(site, argv=argv or None)
 
 
 def other_arguments(store: Store, seen: Seen) -> dict[str, tuple[list[str], list[str]]]:
-    """Site -> (arguments that sites.json holds, others that it was called with, too)."""
+    """Site -> (the arguments that sites.json holds, the first others that it was called with)."""
+    settings = store.settings()
     found = {}
     for site, argv in seen.argv.items():
-        kept = store.settings().get(site, {}).get("argv", [])
-        for other in argv:
-            if other != kept:
-                found[site] = kept, other
+        kept = settings.get(site, {}).get("argv", [])
+        others = [one for one in argv if one != kept]
+        if others:
+            found[site] = kept, others[0]
     return found
 
 

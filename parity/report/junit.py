@@ -4,36 +4,30 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from parity.goldens.safe_text import printable
+from parity.goldens.safe_text import printable_lines
 from parity.goldens.verdict import Check, Outcome
 from parity.report.console import case_text
 from parity.report.words import groups, sentence
 
 
-def xml_text(text: str) -> str:
-    """Text that XML 1.0 can hold, and that a page of a CI system shows as it is: what does not
-    print is written as its escape."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def junit_case(suite: ElementTree.Element, outcome: Outcome, fails: bool) -> None:
     name = {
-        "name": xml_text(outcome.case),
-        "classname": xml_text(f"{outcome.site}.{outcome.backend}"),
+        "name": printable_lines(outcome.case),
+        "classname": printable_lines(f"{outcome.site}.{outcome.backend}"),
     }
     node = ElementTree.SubElement(suite, "testcase", {**name, "time": f"{outcome.seconds:.3f}"})
     if outcome.verdict == "ACCEPTED":
         ElementTree.SubElement(
-            node, "skipped", {"message": xml_text(f"accepted: {outcome.accepted}")}
+            node, "skipped", {"message": printable_lines(f"accepted: {outcome.accepted}")}
         )
     if fails:
         kind = "error" if outcome.verdict in ("ERROR", "UNSTABLE") else "failure"
         what = outcome.cause.name if outcome.cause else outcome.verdict
         said = {
-            "type": xml_text(what),
-            "message": xml_text(f"{outcome.verdict}: {sentence(outcome)}"),
+            "type": printable_lines(what),
+            "message": printable_lines(f"{outcome.verdict}: {sentence(outcome)}"),
         }
-        ElementTree.SubElement(node, kind, said).text = xml_text(case_text(outcome))
+        ElementTree.SubElement(node, kind, said).text = printable_lines(case_text(outcome))
 
 
 def junit_xml(check: Check) -> str:
@@ -43,7 +37,7 @@ def junit_xml(check: Check) -> str:
     failing = {id(o) for o in check.failing()}
     for (site, backend), outcomes in groups(check.outcomes).items():
         suite = ElementTree.SubElement(
-            root, "testsuite", {"name": xml_text(f"{site} on {backend}")}
+            root, "testsuite", {"name": printable_lines(f"{site} on {backend}")}
         )
         for outcome in outcomes:
             junit_case(suite, outcome, id(outcome) in failing)

@@ -32,9 +32,9 @@ class Baseline:
         return [finding for finding in scan.drifts if finding.key not in self.drifts]
 
 
-def refuse_outside(path: Path, goldens: str) -> None:
+def refuse_link_in_goldens(path: Path, goldens: str) -> None:
     """Raise GoldenError for a baseline among the goldens if a link or a pipe stands there."""
-    if path.parent == Path(goldens):
+    if path.parent.resolve() == Path(goldens).resolve():
         GoldenFolder(goldens).place(path.name)
 
 

@@ -14,7 +14,7 @@ from parity.goldens.folder import write_whole
 from parity.scan.baseline import (
     Baseline,
     read_baseline,
-    refuse_outside,
+    refuse_link_in_goldens,
     write_baseline,
     write_sites,
 )
@@ -40,8 +40,10 @@ named and changes no exit code."""
 
 def run_scan(args: argparse.Namespace) -> int:
     found = scan(args.paths or ["."])
+    if args.baseline and not (args.fail_on or args.write_baseline):
+        raise ValueError("--baseline is read by --fail-on and written by --write-baseline; add one")
     baseline_path = Path(args.baseline or Path(args.goldens) / "scan.json")
-    refuse_outside(baseline_path, args.goldens)
+    refuse_link_in_goldens(baseline_path, args.goldens)
     baseline = baseline_for(args, baseline_path)
     if args.json is not None:
         write_json(args.json, found)

@@ -25,10 +25,12 @@ LEAVES = {
     ast.Mult, ast.Div, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot,
     ast.In, ast.NotIn, ast.Not, ast.USub,
 }  # fmt: skip
-SEEDS = re.compile(
-    r"(^|[._])(manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed"
-    r"|enable_full_determinism)$"
+SEEDERS = (
+    r"manual_seed|manual_seed_all|set_seed|seed_everything|seed_all|fix_seed|setup_seed"
+    r"|enable_full_determinism"
 )
+SEEDS = re.compile(rf"(^|[._])({SEEDERS})$")
+MAY_SEED = re.compile(rf"({SEEDERS})\(")
 BASES = {"assign", "unpack", "element", "unknown", "augment"}  # bindings that give a name a value
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -617,8 +619,7 @@ class Repository:
         """The last names of functions that call what seeds torch."""
         found = set[str]()
         for source in self.sources:
-            may_seed = "_seed(" in source.text or "seed_everything" in source.text
-            module = self.module(source) if may_seed else None
+            module = self.module(source) if MAY_SEED.search(source.text) else None
             for scope in module.scopes if module is not None else ():
                 if any(SEEDS.search(dotted_name(call.func)) for call in scope.calls):
                     found.add(scope.name)

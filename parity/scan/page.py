@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape as escape_markup
 from pathlib import Path
 
-from parity.goldens.safe_text import printable
+from parity.goldens.safe_text import printable_lines
 from parity.scan.findings import Finding
 from parity.scan.groups import Group
 from parity.scan.report import counted, short_place
@@ -27,7 +27,7 @@ STYLE = Path(__file__).with_name("page.css")
 
 def escape(text: str) -> str:
     """Text of files on the page: no markup, and no character that turns or hides others."""
-    return escape_markup("\n".join(map(printable, text.split("\n"))))
+    return escape_markup(printable_lines(text))
 
 
 def page(scan: Scan, scanned: str) -> str:

@@ -336,8 +336,10 @@ def typical(e: Errors, margins: Margins) -> Estimate:
 
 
 def gross(e: Errors, margins: Margins) -> Estimate:
-    """The same of every token by itself, for a set of few rows. Tokens of a row may err together:
-    it says nothing of a small effect, but no clean row goes as far as this margin."""
+    """By how much errors grew, every token counted by itself, for a set of few rows.
+
+    Tokens of a row may err together: it says nothing of a small effect, but no clean row goes as
+    far as this margin."""
     grown = growth_of(e)[e.is_open]
     error = float(grown.std(ddof=1)) / math.sqrt(len(grown))
     widths = [t_quantile(level, len(grown) - 1) * error for level in (LEVEL, 2 * HOLDS)]

@@ -139,7 +139,8 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict
 
 
 def judge_errors(e: Errors, *, dtype: str, exact: bool = True) -> Verdict:
-    """The same. Where rows are too few, a gross fault shows in single tokens."""
+    """A site's numerics, from the errors of its tokens: by rows, and where they are too few, a
+    gross fault by single tokens.   dtype, exact: see `judge`."""
     verdict = verdict_by_rows(e, dtype=dtype, exact=exact)
     if verdict.outcome != "cannot tell" or verdict.noise.tokens < LEAST:
         return verdict
@@ -152,6 +153,7 @@ def judge_errors(e: Errors, *, dtype: str, exact: bool = True) -> Verdict:
 
 
 def verdict_by_rows(e: Errors, *, dtype: str, exact: bool) -> Verdict:
+    """From what every row says, for tokens of a row may err together."""
     allowed = EXACT if exact else INEXACT
     noise = noise_of(e)
     count = len(set(e.cluster[e.is_open].tolist()))

@@ -393,9 +393,9 @@ class EngineReader:
             own_sampling(made, request, sampling),
         )
 
-    def is_asked(self, ids: Sequence[int]) -> bool:
-        """Whether a request of this call has these prompt ids. Others are no request's: what was
-        asked for became another prompt on the way."""
+    def is_prompt_of_a_request(self, ids: Sequence[int]) -> bool:
+        """Whether a request of this call has these prompt ids. Ids that match none come from a
+        prompt that was rewritten before generation."""
         wanted = self.below.collapsed(ids)
         asked = (made.prompt.token_ids for made in self.prompts.values())
         return any(self.below.collapsed(own) == wanted for own in asked)
@@ -407,7 +407,7 @@ class EngineReader:
         request: Fields = {"number": number, "sample": index}
         answered = sample.prompt_token_ids
         is_own = is_answer_to(made.prompt, answered, placeholders, self.lengths[ids])
-        if not is_own and self.is_asked(answered):
+        if not is_own and self.is_prompt_of_a_request(answered):
             request["answers"] = "another"
         request |= self.below.adapter_stage(made.prompt)
         if structure := structure_of(made.request):

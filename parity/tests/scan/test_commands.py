@@ -23,8 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def add_copy(settings: str) -> None:
-    Path("app/new.py").write_text(ASK.format(name="ask", settings=settings))
+def add_copy(settings: str, name: str = "new") -> None:
+    Path(f"app/{name}.py").write_text(ASK.format(name="ask", settings=settings))
 
 
 def test_run_scan_shows_blocks_drift_and_what_to_do_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +61,22 @@ def test_run_scan_nothing_found_exits_with_5(
 def test_run_scan_path_that_is_not_there_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_run_scan_a_baseline_that_nothing_reads_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scan", "app", "--baseline", "other.json"]) == 2
+    assert "read by --fail-on and written by --write-baseline" in capsys.readouterr().err
+
+
+def test_run_scan_matrix_of_many_siblings_shows_each_value_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = [f"the_end_of_kind_{kind}" for kind in "abcd"]
+    for number, end in enumerate(ends):
+        add_copy(f"stop_strings=[{end!r}]", f"b{number}")
+    assert main(["scan", "app"]) == 0
+    table = capsys.readouterr().out.partition("Siblings ask")[2].partition("\nBlocks\n")[0]
+    assert all(f"['{end}'] ×1" in " ".join(table.split()) for end in ends), table
 
 
 def test_run_scan_a_folder_for_json_is_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

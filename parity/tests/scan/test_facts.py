@@ -368,6 +368,8 @@ def test_seed_is_found_where_the_script_starts() -> None:
         ("def fix(seed=3):\n    random.seed(seed)\n    torch.manual_seed(seed)", "5 <literal>"),
         ("def fix(seed):\n    torch.manual_seed(seed + 1)", "6 <literal>"),
         ("def fix(seed):\n    hf_set_seed(seed)\nfrom transformers import set_seed as hf_set_seed", "5 <literal>"),
+        ("def fix(seed):\n    enable_full_determinism(seed)", "5 <literal>"),
+        ("def fix(seed):\n    torch.cuda.manual_seed_all(seed)", "5 <literal>"),
         ("def fix(seed):\n    np.random.seed(seed)", "None <not said: nobody: the global generator as it stands>"),
     ],
 )
