@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parity.environment.libraries import clone_file
 from parity.models.tasks import Task, text_tasks, vision_tasks
 
 KINDS = ("text", "images")
@@ -32,7 +33,7 @@ SHORTEST = 8  # tokens of a ragged answer
 RAGGED_MEAN = 0.3  # of the longest answer, on average
 INSTRUCTION = "Read the question, think of what is asked, and give one short answer in plain words. "
 MADE = {"random-25m": 0.1, "repeating-25m": 0.02}  # how wide the weights of a model are drawn that is made on the spot
-TOKENIZER = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
+TOKENIZER = "golden/models/tiny-qwen3"
 
 Ids = tuple[int, ...]
 Request = Mapping[str, Any]
@@ -206,7 +207,7 @@ def make_random_model(folder: Path, width: float = MADE["random-25m"], layers: i
     import torch
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(clone_file(TOKENIZER))
     config = transformers.Qwen3Config(
         vocab_size=576,
         hidden_size=512,

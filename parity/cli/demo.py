@@ -25,11 +25,12 @@ from typing import Any
 
 from gen_engine import GenerationEngine, GenerationResult, load
 from parity.diff import partings
+from parity.environment.libraries import clone_file
 from parity.judge.numerics import reading
 from parity.models import real_model
 from parity.models.tasks import Task, vision_tasks
 
-MODEL = Path(__file__).parents[2] / "golden/models/tiny-qwen3-vl"
+MODEL = "golden/models/tiny-qwen3-vl"
 BACKENDS: dict[str, dict[str, Any]] = {
     "hf": {},
     "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 64, "max_num_seqs": 16}},  # as small as the model is
@@ -99,9 +100,9 @@ def ask(engine: GenerationEngine, asked: Sequence[Question]) -> list[GenerationR
 
 def run(backend: Any, asked: Sequence[Question]) -> tuple[list[GenerationResult], str]:
     """Load, warm up, ask: the answers and a line of figures."""
-    print(f"loading {MODEL.name} on {backend} ...", file=sys.stderr)
+    print(f"loading {Path(MODEL).name} on {backend} ...", file=sys.stderr)
     began = time.perf_counter()
-    with load(MODEL, backend=backend, max_model_len=512, **BACKENDS[backend]) as engine:
+    with load(clone_file(MODEL), backend=backend, max_model_len=512, **BACKENDS[backend]) as engine:
         loaded = time.perf_counter() - began
         ask(engine, asked)
         began = time.perf_counter()
@@ -311,8 +312,7 @@ def run_demo(args: argparse.Namespace) -> int:
     """Returns 0 if both backends give the same answers, up to rounding; else 1.
 
     Raises LookupError outside of a clone."""
-    if not MODEL.is_dir():
-        raise LookupError(f"demo: {MODEL} is not here. Run it in a clone of this project.")
+    clone_file(MODEL)
     with real_model.quiet_libraries():
         return ask_models(args)
 

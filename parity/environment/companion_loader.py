@@ -13,7 +13,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from parity.environment.vendor import COMPANIONS, SOURCE, companions, version_of
+from parity.environment import vendor
+from parity.environment.vendor import companions, version_of
 
 __all__ = ["Lender"]
 
@@ -23,7 +24,7 @@ def lent_package(copy: Any) -> str:
     name = f"{copy.__name__.replace('.', '_')}_lent"
     if name not in sys.modules:
         package = ModuleType(name)
-        package.__path__ = [str(SOURCE.parent / COMPANIONS)]
+        package.__path__ = [str(vendor.COMPANIONS)]
         vars(package)["gen_engine"] = copy  # what `from . import gen_engine` gives a companion
         sys.modules[name] = package
     return name

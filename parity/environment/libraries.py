@@ -18,6 +18,14 @@ EXTRA = (*MODEL, "jinja2", "PIL")  # chat templates and images, too: what the ex
 CLONE = Path(__file__).parents[2]
 
 
+def clone_file(name: str) -> Path:
+    """A file or folder that a clone holds and a wheel does not. Raises LookupError where it is not here."""
+    path = CLONE / name
+    if not path.exists():
+        raise LookupError(f"{path} is not here, for a wheel leaves it out. Run this in a clone of the project.")
+    return path
+
+
 def missing(names: Iterable[str]) -> list[str]:
     """Those that cannot be imported, in this order."""
     return [name for name in names if find_spec(name) is None]

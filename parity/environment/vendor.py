@@ -34,7 +34,7 @@ from typing import Any, Literal
 NAME = "gen_engine.py"
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / NAME if (ROOT / NAME).is_file() else ROOT / "gen_engine/__init__.py"  # of a clone, of the package
-COMPANIONS = "parity/companions"  # beside SOURCE
+COMPANIONS = Path(__file__).parents[1] / "companions"
 VERSIONS = Path(__file__).with_name("versions.json")
 MOST_LINES = 40  # of a diff that are shown
 
@@ -51,7 +51,12 @@ class VendorError(Exception):
 
 def companions() -> dict[str, Path]:
     """The companions by name."""
-    return {path.stem: path for path in sorted((SOURCE.parent / COMPANIONS).glob("[!_]*.py"))}
+    return {path.stem: path for path in sorted(COMPANIONS.glob("[!_]*.py"))}
+
+
+def name_of(source: Path) -> str:
+    """What a copy of this file is called: the engine is another file in the package than in a clone."""
+    return NAME if source == SOURCE else source.name
 
 
 def named_with(companion: Path) -> list[str]:
@@ -92,6 +97,8 @@ def text_of(path: Path) -> str:
     """The file with line feeds only. Raises VendorError."""
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except FileNotFoundError as error:
+        raise VendorError(f"there is no {path}; name the copied file, or make the copy with --copy") from error
     except (OSError, UnicodeDecodeError) as error:
         raise VendorError(f"{path} cannot be read: {error}; name the copied file") from error
 
@@ -124,7 +131,7 @@ def unlike(a: str, b: str) -> float:
 def original_of(path: Path, text: str) -> Path:
     """Which of our files this is a copy of: the one of its name, the one whose release it is, else the one that shares
     the largest part of both."""
-    ours = {source.name: source for source in (SOURCE, *companions().values())}
+    ours = {name_of(source): source for source in (SOURCE, *companions().values())}
     if path.name in ours:
         return ours[path.name]
     digest = digest_of(text)
@@ -165,9 +172,9 @@ class Known:
     text: str
 
 
-def git(*arguments: str) -> str | None:
-    """What git says in this checkout; None where there is no git, or no checkout of this project."""
-    command = ["git", "-C", str(SOURCE.parent), *arguments]
+def git(folder: Path, *arguments: str) -> str | None:
+    """What git says in this folder; None where there is no git, or no checkout."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
@@ -177,11 +184,11 @@ def git(*arguments: str) -> str | None:
 
 def history(source: Path) -> list[Known]:
     """The states of a file in git's history, newest first; none outside a checkout of this project."""
-    name = source.relative_to(SOURCE.parent).as_posix()
-    if not git("ls-files", name):
+    folder, name = source.parent, source.name
+    if not git(folder, "ls-files", name):
         return []
-    commits = (git("log", "--all", "--format=%h", "--", name) or "").split()
-    shown = ((commit, git("show", f"{commit}:./{name}")) for commit in commits)
+    commits = (git(folder, "log", "--all", "--format=%h", "--", name) or "").split()
+    shown = ((commit, git(folder, "show", f"{commit}:./{name}")) for commit in commits)
     return [Known(f"commit {commit}", text) for commit, text in shown if text is not None]
 
 
@@ -234,7 +241,7 @@ def edited(path: Path, copy: str, source: Path, states: Sequence[Known]) -> Stat
     """An edited copy, told against the nearest known state of its own version."""
     mine = text_of(source)
     version, ours = version_of(copy) or "?", version_of(mine) or "?"
-    current = Known(f"{source.name} {ours}, which is here", mine)
+    current = Known(f"{name_of(source)} {ours}, which is here", mine)
     same = [state for state in (current, *states) if version_of(state.text) == version]
     base = min(same, key=lambda state: distance(state.text, copy), default=current)
     note = ""
@@ -256,12 +263,12 @@ def status(path: Path) -> Status:
     mine = text_of(source)
     ours = version_of(mine) or "?"
     if version is None:
-        return Status(path, "unknown", None, ours, note=f"it names no __version__; is it a copy of {source.name}?")
+        return Status(path, "unknown", None, ours, note=f"it names no __version__; is it a copy of {name_of(source)}?")
     if copy == mine:
         return Status(path, "current", version, ours)
     if order_of(version) > order_of(ours):
         return Status(path, "ahead", version, ours, note="it is newer than what is here; update this checkout")
-    if released().get(version, {}).get(source.name) == digest_of(copy) and version != ours:
+    if released().get(version, {}).get(name_of(source)) == digest_of(copy) and version != ours:
         return Status(path, "behind", version, ours, against="the released version", behind=True)
     states = history(source)
     exact = next((state for state in states if state.text == copy), None)
@@ -317,13 +324,13 @@ def targets(dest: Path, sources: Sequence[Path]) -> dict[Path, Path]:
         raise VendorError(f"{dest} is no folder and no .py file; make the folder first, or name the file")
     if single and len(sources) > 1:
         raise VendorError(f"{dest} is one file; companions go beside {NAME}, so name a folder")
-    return {source: dest if single else dest / source.name for source in sources}
+    return {source: dest if single else dest / name_of(source) for source in sources}
 
 
 def refuse_loss(source: Path, target: Path, force: bool) -> None:
     """Raises VendorError where a copy would cost somebody's work."""
     if target.resolve() == source.resolve():
-        raise VendorError(f"{target} is {source.name} itself; name another place")
+        raise VendorError(f"{target} is {name_of(source)} itself; name another place")
     if target.exists() and not force and (found := status(target)).state not in ("current", "behind"):
         raise VendorError(f"{describe(found)}\n{target} was left as it is; keep what you need of it, then use --force")
 
@@ -363,7 +370,7 @@ def excluded(copies: Sequence[Path]) -> list[str]:
 
 def record_release() -> str:
     """Add this version's digests to versions.json. A released version does not change: raises VendorError."""
-    texts = {source.name: text_of(source) for source in chosen([*companions()])}
+    texts = {name_of(source): text_of(source) for source in chosen([*companions()])}
     version, known = version_of(texts[NAME]) or "?", released()
     digests = {name: digest_of(text) for name, text in texts.items()}
     for name, text in texts.items():
@@ -388,7 +395,7 @@ def carry_out(args: argparse.Namespace) -> int:
     if args.copy:
         copies = copy_to(args.path, args.companions, force=args.force)
         for source, target in zip(chosen(args.companions), copies):
-            print(f"{source.name} {version_of(text_of(target))} → {target}")
+            print(f"{name_of(source)} {version_of(text_of(target))} → {target}")
         print(f"keep formatters off, in pyproject.toml: [tool.ruff] extend-exclude = {json.dumps(excluded(copies))}")
         return 0
     found = statuses(args.path)
@@ -418,7 +425,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 ABOUT = {
     "description": f"Say whether copies of {NAME} and its companions are current (0), behind or edited (1), or "
     "cannot be judged (3).",
-    "epilog": "example: python -m parity vendor ../acme/llm",
+    "epilog": "example: python -m parity vendor --copy ../acme/llm --with tool_calls",
 }
 
 

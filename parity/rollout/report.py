@@ -32,10 +32,12 @@ from typing import Any
 from gen_engine import GenEngineError, GenerationResult, load
 from parity.companions.rollout import trace
 from parity.companions.speculation import Speculation
+from parity.environment.libraries import clone_file
 from parity.environment.output_paths import file_to_write, folder_to_write
 from parity.models.tasks import text_tasks
 
-MODELS = Path(__file__).parents[2] / "golden/models"
+MODEL = "golden/models/tiny-qwen3"
+DRAFT_MODEL = "golden/models/tiny-qwen3-draft"
 KINDS = ("perf", "request", "markov")
 WORKER_FILE = re.compile(r"worker_(\d+)_(perf|request|markov)\.csv")
 
@@ -384,15 +386,20 @@ def timeline(axes: Any, workers: Sequence[Worker]) -> None:
 
 # == The demonstration ==
 
-METHODS: dict[str, Speculation | None] = {
-    "plain": None,
-    "ngram": Speculation("ngram", num_tokens=4),
-    "draft_model": Speculation("draft_model", num_tokens=4, model=str(MODELS / "tiny-qwen3-draft")),
-}
+METHODS = ("plain", "ngram", "draft_model")
 SMALL: dict[str, dict[str, Any]] = {
     "hf": {"max_batch_size": 8},
     "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 32, "max_num_seqs": 8}},
 }
+
+
+def speculation(method: str) -> Speculation | None:
+    """The decoder of one of METHODS."""
+    if method == "plain":
+        return None
+    if method == "ngram":
+        return Speculation("ngram", num_tokens=4)
+    return Speculation("draft_model", num_tokens=4, model=str(clone_file(DRAFT_MODEL)))
 
 
 def demo_run(backend: Any, method: str, out: Path) -> list[GenerationResult]:
@@ -400,8 +407,8 @@ def demo_run(backend: Any, method: str, out: Path) -> list[GenerationResult]:
     asked = {repr(task.messages): {"messages": task.messages, "tools": task.tools} for task in text_tasks(26, seed=1)}
     requests = list(asked.values())  # equal ones would be generated once
     options = {"max_new_tokens": 160}
-    model = MODELS / "tiny-qwen3"
-    with load(model, backend=backend, max_model_len=1024, decoder=METHODS[method], **SMALL[backend]) as engine:
+    model, decoder = clone_file(MODEL), speculation(method)
+    with load(model, backend=backend, max_model_len=1024, decoder=decoder, **SMALL[backend]) as engine:
         engine.generate_text_batch(requests[:9], options)
         with trace(engine, out) as traced:
             results = engine.generate_text_batch(requests, options)

@@ -44,11 +44,12 @@ from typing import Any
 
 from gen_engine import GenEngineError, load
 from parity.companions.rollout import Trace, trace
+from parity.environment.libraries import clone_file
 from parity.environment.output_paths import folder_to_write
 from parity.rollout import overlap
 from parity.rollout.report import UnreadableTrace, table
 
-MODEL = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
+MODEL = "golden/models/tiny-qwen3"
 REQUESTS, PROMPT, ANSWER = 12, 100, 60  # how many, and tokens of each
 LIMITS: dict[str, dict[str, int]] = {
     "ample": {"max_num_seqs": 64, "num_gpu_blocks_override": 64},
@@ -98,7 +99,7 @@ def run_once(directory: Path, limits: dict[str, int]) -> tuple[Run, list[tuple[i
     requests = [{"prompt_token_ids": [20 + (7 * k + i) % 400 for i in range(PROMPT)]} for k in range(REQUESTS)]
     options = {"max_new_tokens": ANSWER, "stop": {"ignore_eos": True}}
     kwargs = {"enable_prefix_caching": False, **limits}
-    with load(MODEL, backend="vllm", max_model_len=512, vllm_kwargs=kwargs) as engine:
+    with load(clone_file(MODEL), backend="vllm", max_model_len=512, vllm_kwargs=kwargs) as engine:
         core = engine.model.llm_engine.engine_core.engine_core
         with counted(core.scheduler) as computed, trace(engine, directory) as traced:
             results = engine.generate_text_batch(requests, options)

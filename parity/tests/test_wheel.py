@@ -63,18 +63,39 @@ def test_wheel_engine_is_the_file_as_a_typed_package(installed: Path, tmp_path: 
     assert 'Unexpected keyword argument "bakend"' in done.stdout, done.stdout
 
 
-def test_wheel_vendor_copies_the_engine_as_one_file(installed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "parity.environment.vendor", "--copy", str(tmp_path / "llm.py")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "class GenerationEngine" in (tmp_path / "llm.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize("dest, companion", [("llm.py", []), ("llm", ["--with", "tool_calls"])])
+def test_wheel_vendor_copies_and_knows_its_copies(
+    dest: str, companion: list[str], installed: Path, tmp_path: Path
+) -> None:
+    def vendor(*words: str) -> str:
+        command = [sys.executable, "-m", "parity.environment.vendor", dest, *words]
+        paths = {**os.environ, "PYTHONPATH": str(installed)}
+        done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert vendor("--copy", *companion).startswith("gen_engine.py ")
+    assert vendor().count(": current ") == (2 if companion else 1)
+    engine = tmp_path / dest if not companion else tmp_path / dest / "gen_engine.py"
+    assert "class GenerationEngine" in engine.read_text(encoding="utf-8")
 
 
 def test_wheel_holds_nothing_of_the_proof(installed: Path) -> None:
     assert (installed / "parity/judge").is_dir()
     assert not (installed / "parity/proof").exists() and not (installed / "parity/tests").exists()
+
+
+@pytest.mark.parametrize("command", ["demo", "trace demo", "schedule", "bench --model random-25m --backends hf"])
+def test_wheel_says_that_a_command_needs_a_clone(command: str, installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "parity", *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "is not here, for a wheel leaves it out. Run this in a clone" in done.stderr
 
 
 def test_it_records_and_checks_with_nothing_of_this_folder_on_the_path(installed: Path, tmp_path: Path) -> None:

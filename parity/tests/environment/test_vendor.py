@@ -29,6 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "gen_engine.py").write_text(NEW)
     (folder / "parity/versions.json").write_text(json.dumps({"0.1.0": {"gen_engine.py": vendor.digest_of(OLD)}}))
     monkeypatch.setattr(vendor, "SOURCE", folder / "gen_engine.py")
+    monkeypatch.setattr(vendor, "COMPANIONS", folder / "parity/companions")
     monkeypatch.setattr(vendor, "VERSIONS", folder / "parity/versions.json")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     return folder
