@@ -22,7 +22,7 @@ from parity.goldens.store import Case, Store
 from parity.record.source import source_digest
 from parity.tests.conftest import TEXT
 
-from .test_module import row
+from .drafts import row
 
 
 @pytest.mark.parametrize(

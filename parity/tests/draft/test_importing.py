@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from .test_module import Engine, draft_of, run, seen
+from .drafts import Engine, draft_of, run, seen
 
 LOADS = """
     import sys

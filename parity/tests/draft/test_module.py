@@ -2,114 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from parity.draft.decisions import Decisions
-from parity.draft.module import Draft, draft_module
-from parity.draft.observed import Observed
-from parity.goldens.store import Case
+from parity.draft.module import draft_module
 
-
-@dataclass
-class Result:
-    """What an engine answers: "ANSWER" for each request, with its end token."""
-
-    text: str = "ANSWER"
-    raw_text: str = "ANSWER<end>"
-    token_ids: tuple[int, ...] = (5, 6)
-    prompt_token_ids: tuple[int, ...] = (1, 2, 3)
-    completion_tokens: int = 2
-    logprobs: tuple[float, ...] = (-0.5, -0.25)
-    samples: tuple[Any, ...] = ()
-
-
-class Tokenizer:
-    eos_token_id = 6
-
-    def decode(self, ids: Sequence[int], **said: Any) -> str:
-        return f"decoded {list(ids)} {said}"
-
-    def apply_chat_template(self, messages: Any, **said: Any) -> str:
-        return f"<{messages[-1]['content']}>"
-
-    def __call__(self, text: str, **said: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(range(len(text)))}
-
-
-@dataclass
-class Engine:
-    """calls: (requests, options) of each."""
-
-    loads: list[tuple[Any, Mapping[str, Any]]] = field(default_factory=list)
-    calls: list[tuple[list[Any], Mapping[str, Any]]] = field(default_factory=list)
-    tokenizer: Tokenizer = field(default_factory=Tokenizer)
-
-    def load(self, model: str, **fields: Any) -> Engine:
-        self.loads.append((model, fields))
-        return self
-
-    def generate_text_batch(self, requests: list[Any], options: Mapping[str, Any]) -> list[Result]:
-        copied = [{**r, "messages": list(r["messages"])} if "messages" in r else r for r in requests]
-        self.calls.append((copied, dict(options)))
-        several = range(options.get("n", 1)) if options.get("n", 1) > 1 else ()
-        samples = tuple(Result(text=f"ANSWER {k}") for k in several)
-        return [Result(samples=samples) for _ in requests]
-
-    generate_vlm_batch = generate_text_batch
-
-
-def row(penalty: float = 1.0, **sampling: Any) -> dict[str, Any]:
-    """A golden's row of a greedy call on a checkpoint with a penalty of its own."""
-    entries = {
-        "temperature": {"value": 0, "from": "caller"},
-        "repetition_penalty": {"value": penalty, "from": "checkpoint" if penalty != 1 else "default"},
-    }
-    entries |= {name: {"value": value, "from": "checkpoint"} for name, value in sampling.items()}
-    stop = {"max_new_tokens": {"value": 20, "from": "default"}}
-    return {
-        "prompt_ids": [1, 2, 3],
-        "model": {"class": "QwenForCausalLM", "path": "m"},
-        "sampling": entries,
-        "stop": stop,
-    }
-
-
-def seen(function: str = "answer", rows: Sequence[Mapping[str, Any]] = (), **arguments: Any) -> Observed:
-    rows = tuple(rows) or (row(),)
-    case = Case("site", "case", function=f"old.py:{function}", arguments=arguments, rows=rows)
-    return Observed("site", (case,), rows, ("m",))
-
-
-def draft_of(source: str, observed: Observed | None = None, decisions: Decisions | None = None) -> Draft:
-    text = textwrap.dedent(source).lstrip()
-    return draft_module(text, observed or seen(), decisions or Decisions(yes=True), "the_engine")
-
-
-def run(draft: Draft, function: str, *args: Any) -> tuple[Any, Engine]:
-    """What a function of a draft returns, and the engine that it used."""
-    assert draft.is_moved, draft.todos
-    engine = Engine()
-    module = ModuleType("the_engine")
-    module.load = engine.load  # type: ignore[attr-defined]
-    before = sys.modules.get("the_engine")
-    sys.modules["the_engine"] = module
-    try:
-        names: dict[str, Any] = {"__name__": "draft"}
-        exec(compile(draft.code, "draft.py", "exec"), names)
-        return names[function](*args), engine
-    finally:
-        if before is None:
-            del sys.modules["the_engine"]
-        else:
-            sys.modules["the_engine"] = before
-
+from .drafts import PROMPT, body, draft_of, row, run, seen
 
 STRAIGHT = """
     import torch
@@ -158,23 +60,6 @@ def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None
     decisions = Decisions(read=lambda question: "drop")
     _, engine = run(draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]), decisions), "answer", "m", "Why?")
     assert engine.calls[0][1] == {"max_new_tokens": 64}
-
-
-def body(text: str, before: str = "", parameters: str = "question", rows: Any = (), **arguments: Any) -> Draft:
-    """The draft of a function on a model of the module."""
-    lines = [
-        "import torch",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        'tok = AutoTokenizer.from_pretrained("m")',
-        'model = AutoModelForCausalLM.from_pretrained("m")',
-        textwrap.dedent(before),
-        f"def answer({parameters}):",
-        textwrap.indent(textwrap.dedent(text).strip("\n"), "    "),
-    ]
-    return draft_of("\n".join(lines) + "\n", seen(rows=rows, **arguments))
-
-
-PROMPT = "inputs = tok(question, return_tensors='pt')\n"
 
 
 @pytest.mark.parametrize(
