@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import symtable
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,22 @@ from parity.draft.roles import code_of, dotted
 
 DEFINITIONS = (cst.FunctionDef, cst.ClassDef)
 GENERATES = (".generate", ".generate_text_batch", ".generate_vlm_batch")
-GUARD = 'if __name__ == "__main__":\n    pass\n'
+GUARD = '\n\nif __name__ == "__main__":\n    pass\n'
+
+
+def equals(left: Any, right: Any) -> m.Comparison:
+    comparison = m.ComparisonTarget(operator=m.Equal(), comparator=right)
+    return m.Comparison(left=left, comparisons=[comparison])
+
+
+NAME = m.Name("__name__")
+MAIN = m.OneOf(m.SimpleString('"__main__"'), m.SimpleString("'__main__'"))
+IS_GUARD = m.If(test=m.OneOf(equals(NAME, MAIN), equals(MAIN, NAME)))
 
 
 def is_guard(statement: cst.CSTNode) -> bool:
-    return isinstance(statement, cst.If) and "__name__" in code_of(statement.test)
+    """Whether a statement is `if __name__ == "__main__":`."""
+    return m.matches(statement, IS_GUARD)
 
 
 def is_import(statement: cst.CSTNode) -> bool:
@@ -51,26 +63,29 @@ def guarded(body: Sequence[Any]) -> Guarded:
     if first == len(body):
         return Guarded(body)
     outside = list(body[:first])
-    inside: list[cst.CSTNode] = []
+    script: list[cst.BaseStatement] = []
     for statement in body[first:]:
         if isinstance(statement, DEFINITIONS) or is_import(statement):
             outside.append(statement)
-        elif is_guard(statement) and statement.orelse is None:
-            inside += statement.body.body
         else:
-            inside.append(statement)
-    needed: set[str] = set()
-    for statement in outside:
-        needed |= NamesIn.of(statement)
-    blocked = sorted(names_bound(inside) & needed)
+            script.append(statement)
+    blocked = sorted(names_bound(script) & names_read(outside))
     if blocked:
         return Guarded(body, blocked=blocked[0])
+    return Guarded([*outside, one_guard(script)], moved=len(script))
+
+
+def one_guard(script: Sequence[cst.BaseStatement]) -> cst.If:
+    """Statements under `if __name__ == "__main__":`: that of the script, where it has one."""
     guard = cst.ensure_type(cst.parse_statement(GUARD), cst.If)
-    blank = cst.EmptyLine(indent=False)
-    guard = guard.with_changes(
-        body=guard.body.with_changes(body=without_blanks(inside)), leading_lines=[blank, blank]
-    )
-    return Guarded([*outside, guard], moved=len(inside))
+    inside = list(script)
+    for place, statement in enumerate(script):
+        if isinstance(statement, cst.If) and is_guard(statement):
+            guard = statement
+            inside[place : place + 1] = statements_of(statement.body)
+            break
+    block = guard.body if isinstance(guard.body, cst.IndentedBlock) else cst.IndentedBlock([])
+    return guard.with_changes(body=block.with_changes(body=without_blanks(inside)))
 
 
 def without_blanks(body: Sequence[Any]) -> list[Any]:
@@ -137,56 +152,37 @@ def called_names(node: cst.CSTNode, foreign: set[str]) -> set[str]:
     return found
 
 
-class Bound(cst.CSTVisitor):
-    """Names that statements bind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def target(self, node: cst.CSTNode) -> None:
-        if isinstance(node, cst.Name):
-            self.found.add(node.value)
-        elif isinstance(node, (cst.Tuple, cst.List)):
-            for element in node.elements:
-                self.target(element.value)
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        self.target(node.target)
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        self.target(node.target)
-
-    def visit_AugAssign(self, node: cst.AugAssign) -> None:
-        self.target(node.target)
-
-    def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
-        self.target(node.target)
-
-    def visit_For(self, node: cst.For) -> None:
-        self.target(node.target)
-
-    def visit_AsName(self, node: cst.AsName) -> None:
-        self.target(node.name)
-
-    def visit_ImportAlias(self, node: cst.ImportAlias) -> None:
-        if node.asname is None:
-            self.found.add(node.evaluated_name.partition(".")[0])
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        self.found.add(node.name.value)
-        return False
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
-        self.found.add(node.name.value)
-        return False
+def table_of(statements: Sequence[Any]) -> symtable.SymbolTable:
+    """Python's own table of the names of statements."""
+    return symtable.symtable(cst.Module(list(statements)).code, "draft", "exec")
 
 
-def names_bound(statements: Sequence[cst.CSTNode]) -> set[str]:
-    bound = Bound()
-    for statement in statements:
-        statement.visit(bound)
-    return bound.found
+def names_bound(statements: Sequence[Any]) -> set[str]:
+    symbols = table_of(statements).get_symbols()
+    return {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+
+
+def names_read(statements: Sequence[Any]) -> set[str]:
+    """Names of a module that statements read, or change in their functions."""
+    table = table_of(statements)
+    found = {one.get_name() for one in table.get_symbols() if one.is_referenced()}
+    waiting = table.get_children()
+    while waiting:
+        inner = waiting.pop()
+        waiting += inner.get_children()
+        found |= {one.get_name() for one in inner.get_symbols() if one.is_global()}
+    return found
+
+
+def local_names(function: cst.FunctionDef) -> set[str]:
+    """A function's parameters, of every kind, and variables."""
+    bare = cst.FunctionDef(
+        function.name, function.params, function.body, asynchronous=function.asynchronous
+    )
+    for table in table_of([bare]).get_children():
+        if isinstance(table, symtable.Function):
+            return set(table.get_locals())
+    return set()
 
 
 # == Objects that the script made ==
@@ -198,52 +194,62 @@ def made_as_script(body: Sequence[cst.CSTNode], class_name: str) -> list[str] | 
     function, a loop's variable, a name that a branch binds."""
     outside = [one for one in body if not is_guard(one)]
     known = names_bound(outside) | {*dir(builtins), "__file__"}
-    for call, before, local in calls_with_context(body, class_name):
-        lines = needed_lines(NamesIn.of(call), before, known - local)
-        if lines is not None:
-            return [*lines, code_of(call)]
+    for block, local in blocks_that_run(body):
+        for call, before in calls_in(block, class_name, []):
+            lines = needed_lines(NamesIn.of(call), before, known - local)
+            if lines is not None:
+                return [*lines, code_of(call)]
     return None
 
 
-Context = tuple[cst.Call, list[cst.CSTNode], set[str]]
-
-
-def calls_with_context(body: Sequence[cst.CSTNode], class_name: str) -> Iterator[Context]:
-    """(a call of a class, the statements before it, the names that its function binds)."""
+def blocks_that_run(body: Sequence[cst.CSTNode]) -> Iterator[tuple[list[Any], set[str]]]:
+    """Functions of a module and its other statements, each with the names that it alone has."""
     for statement in body:
         if isinstance(statement, cst.FunctionDef):
-            own = {p.name.value for p in statement.params.params}
-            local = own | names_bound([statement.body])
-            for call, before in calls_in(block_of(statement.body), class_name, []):
-                yield call, before, local
-        elif is_guard(statement):
-            for call, before in calls_in(block_of(statement), class_name, []):
-                yield call, before, set()
-        elif not isinstance(statement, cst.ClassDef):
-            for call, before in calls_in([statement], class_name, []):
-                yield call, before, set()
+            yield statements_of(statement.body), local_names(statement)
+        else:
+            yield [statement], set()
 
 
-def block_of(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """The statements of a block, or of a compound statement's block."""
-    inner = getattr(node, "body", ())
-    if isinstance(inner, cst.BaseSuite):
-        inner = inner.body
-    return list(inner)
+def statements_of(suite: cst.BaseSuite) -> list[cst.BaseStatement]:
+    """The statements of a block, also of one that stands behind the colon."""
+    if isinstance(suite, cst.SimpleStatementSuite):
+        return [cst.SimpleStatementLine([one]) for one in suite.body]
+    return [one for one in suite.body if isinstance(one, cst.BaseStatement)]
+
+
+class Suites(cst.CSTTransformer):
+    """Takes the blocks out of a compound statement.   found: they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[cst.BaseSuite] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, cst.BaseSuite)
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
+        if not isinstance(original_node, cst.BaseSuite):
+            return updated_node
+        self.found.append(original_node)
+        return cst.IndentedBlock([])
 
 
 def calls_in(
-    block: Sequence[cst.CSTNode], class_name: str, before: list[cst.CSTNode]
-) -> Iterator[tuple[cst.Call, list[cst.CSTNode]]]:
-    before = list(before)
+    block: Sequence[cst.CSTNode], class_name: str, before: Sequence[cst.CSTNode]
+) -> Iterator[tuple[cst.Call, Sequence[cst.CSTNode]]]:
+    """Calls of a class in statements and their blocks, each with the statements before it."""
     for statement in block:
-        if isinstance(statement, cst.SimpleStatementLine):
-            for call in m.findall(statement, m.Call(func=m.Name(class_name))):
-                assert isinstance(call, cst.Call)
-                yield call, before
-        elif isinstance(statement, (cst.If, cst.For, cst.With, cst.Try, cst.While)):
-            head = statement.with_changes(body=cst.IndentedBlock([]))
-            yield from calls_in(block_of(statement), class_name, [*before, head])
+        if isinstance(statement, DEFINITIONS):
+            continue
+        suites = Suites()
+        head = statement.visit(suites)
+        assert isinstance(head, cst.CSTNode)
+        for call in m.findall(head, m.Call(func=m.Name(class_name))):
+            assert isinstance(call, cst.Call)
+            yield call, before
+        for suite in suites.found:
+            yield from calls_in(statements_of(suite), class_name, [*before, head])
         before = [*before, statement]
 
 
@@ -264,7 +270,7 @@ def needed_lines(
             continue
         lines.insert(0, code_of(statement).strip())
         bound |= binds
-        left = (left - binds) | (NamesIn.of(statement) - binds - known - bound)
+        left = (left - binds) | (names_read([statement]) - binds - known - bound)
     return None if left else lines
 
 

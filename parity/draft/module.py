@@ -788,11 +788,10 @@ def with_comments(statement: cst.BaseStatement, comments: Sequence[str]) -> cst.
 
 def is_main(statement: cst.BaseStatement) -> bool:
     """Whether a statement runs the script: it calls functions of the module, or is the guard."""
-    if isinstance(statement, cst.If) and "__name__" in code_of(statement.test):
-        return True
     if isinstance(statement, cst.SimpleStatementLine):
-        return any(isinstance(one, cst.Expr) and "main" in code_of(one) for one in statement.body)
-    return False
+        is_call = isinstance(statement.body[0], cst.Expr)
+        return is_call and "main" in NamesIn.of(statement)
+    return importing.is_guard(statement)
 
 
 def parameter_names(node: cst.FunctionDef) -> list[str]:

@@ -9,6 +9,7 @@ import libcst as cst
 
 from parity.draft.calls import SEEDS, Calls
 from parity.draft.expressions import NamesIn, Scope
+from parity.draft.importing import statements_of
 from parity.draft.roles import (
     Copy,
     Demote,
@@ -85,13 +86,11 @@ class Statements(Calls):
 
     def block(self, body: cst.BaseSuite, scope: Scope) -> cst.BaseSuite | None:
         """A block; None where nothing of it is left."""
-        if isinstance(body, cst.SimpleStatementSuite):
-            lines = [cst.SimpleStatementLine([one]) for one in body.body]
-            new = self.statements(lines, scope)
-        else:
-            assert isinstance(body, cst.IndentedBlock)
-            new = self.statements([s for s in body.body if isinstance(s, cst.BaseStatement)], scope)
-        return cst.IndentedBlock(new) if new else None
+        new = self.statements(statements_of(body), scope)
+        if not new:
+            return None
+        old = body if isinstance(body, cst.IndentedBlock) else cst.IndentedBlock([])
+        return old.with_changes(body=new)
 
     def statement(self, statement: cst.BaseStatement, scope: Scope) -> list[cst.BaseStatement]:
         if isinstance(statement, cst.SimpleStatementLine):

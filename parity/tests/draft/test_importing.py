@@ -45,12 +45,54 @@ def asked(source: str, script: str) -> tuple[Engine, str]:
         "class App:\n    def __init__(self):\n        self.said = answer('a')\n\nApp()\n",
         "class Kept:\n    def get(self, q):\n        return answer(q)\n\nkept = Kept()\nkept.get('a')\n",
         "print(answer('a'))\nif __name__ == '__main__':\n    print(answer('b'))\n",
+        "print(answer('a'))\nif '__main__' == __name__: print(answer('b'))\n",
+        "if answer.__name__ == 'answer':\n    print(answer('b'))\n",
+        "for question in 'ab':\n    out = answer(question)\n    print(out)\n",
     ],
 )
 def test_importing_a_draft_of_a_script_without_a_guard_asks_nothing(source: str) -> None:
     engine, code = asked(source, "answer")
     assert len(engine.calls) == 1, "the call of the test alone"
     assert code.count("__main__") == 1 and code.rstrip().splitlines()[-1].startswith("    ")
+
+
+def test_a_script_keeps_its_comments_where_its_guard_takes_more_in() -> None:
+    source = """
+    # 1
+    print(answer("a"))  # 2
+    # 3
+    if __name__ == "__main__":  # 4
+        # 5
+        print(answer("b"))
+        # 6
+    """
+    _, code = asked(source, "answer")
+    assert sorted(line[-1] for line in code.splitlines() if "# " in line) == list("123456")
+
+
+def test_a_draft_changes_the_lines_under_a_guard() -> None:
+    """What a recorded function takes is another thing in the draft; who calls it gives that."""
+    source = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def answer(model, tok, question):
+        inputs = tok(question, return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+    if __name__ == "__main__":
+        tok = AutoTokenizer.from_pretrained("m")
+        model = AutoModelForCausalLM.from_pretrained("m")
+        for question in "ab":  # each
+            print(answer(model, tok, question=question))
+            # the end
+    """
+    observed = seen(model={"$object": "x.QwenForCausalLM"}, tok={"$object": "x.QwenTokenizer"}, question="x")
+    draft = draft_of(source, observed)
+    script = replace(draft, code=draft.code.replace('__name__ == "__main__"', "True"))
+    _, engine = run(script, "make_engine")
+    assert [requests for requests, _ in engine.calls] == [[{"prompt": "a"}], [{"prompt": "b"}]]
+    assert "# each" in draft.code and "# the end" in draft.code
 
 
 def test_a_draft_runs_as_a_script_what_the_old_one_ran(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +165,14 @@ CLASS = """
         "if __name__ == '__main__':\n    parser = argparse.ArgumentParser()\n    parser.add_argument('path')\n"
         "    parser.add_argument('budget', type=int)\n    args = parser.parse_args()\n"
         "    helper = Helper(args.path, args.budget)\n",
+        "def main():\n    try:\n        Helper('m', 9).ask('a')\n    finally:\n        pass\n",
+        "def main():\n    if not sys.argv:\n        return\n    else:\n        Helper('m', 9).ask('a')\n",
+        "def main():\n    try:\n        0\n    except OSError:\n        1\n    finally:\n        Helper('m', 9)\n",
+        "def main():\n    match len(sys.argv):\n        case 3:\n            Helper('m', 9).ask('a')\n",
+        "import contextlib\ndef main():\n    with contextlib.nullcontext(Helper('m', 9)) as helper:\n"
+        "        helper.ask('a')\n",
+        "def main(): Helper('m', 9).ask('a')\n",
+        "def main():\n    first, *rest = [int(word) for word in sys.argv[2:]]\n    Helper('m', first)\n",
         "def parsed():\n    return sys.argv[1], int(sys.argv[2])\n"
         "def main():\n    args = parsed()\n    with open('x') as out:\n        Helper(*args).ask('a')\n",
     ],
@@ -142,6 +192,10 @@ def test_a_draft_makes_the_object_of_its_methods_as_the_script_did(
     "script",
     [
         "def main(path, budget):\n    Helper(path, budget).ask('a')\n",
+        "budget = 9\ndef main(*, budget):\n    Helper('m', budget).ask('a')\n",
+        "budget = 9\ndef main(budget, /):\n    Helper('m', budget).ask('a')\n",
+        "budget = 9\ndef main(*budget):\n    Helper('m', budget).ask('a')\n",
+        "budget = 9\ndef main(**budget):\n    Helper('m', budget).ask('a')\n",
         "def main():\n    for budget in (4, 9):\n        Helper('m', budget).ask('a')\n",
         "def main():\n    if sys.argv:\n        budget = 9\n    Helper('m', budget).ask('a')\n",
     ],
