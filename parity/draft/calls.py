@@ -583,7 +583,6 @@ class Calls(Expressions):
         )
         if self.ask.choose(Decision("exif", question, ("keep", "turn"))) == "turn":
             return images
-        self.needs.add("as_it_lies")
         if isinstance(images, cst.List):
             elements = [
                 e.with_changes(value=parse(self.word("as_it_lies") + "({n})", n=e.value))
@@ -592,7 +591,6 @@ class Calls(Expressions):
             return images.with_changes(elements=elements)
         return parse(f"[{self.word('as_it_lies')}(image) for image in {{n}}]", n=images)
 
-    needs: set[str]
     generated_names: set[str]
     waiting: dict[str, str]
     copied: set[str]
@@ -689,8 +687,11 @@ class Calls(Expressions):
         rows = self.translate(said["sequences"], scope)
         if rows.role != "results" or rows.node is None:
             raise Unsure(f"`{code_of(node)}`", MISSING)
-        self.needs.add("torch")
-        made = parse("[torch.tensor(result.logprobs) for result in {rows}]", rows=rows.node)
+        made = parse(
+            "[{torch}.tensor(result.logprobs) for result in {rows}]",
+            torch=cst.Name(self.word("torch")),
+            rows=rows.node,
+        )
         return plain(made, "list")
 
     def refuse_batches(self) -> None:
@@ -930,7 +931,6 @@ class Calls(Expressions):
             for arg in words
         ]
         if ids == WHOLE and not is_short(row.node):  # written twice it would be asked twice
-            self.needs.add("whole_ids")
             ids = self.word("whole_ids") + "({row})"
         args = [cst.Arg(parse(ids, row=row.node)), *words]
         return plain(cst.Call(cst.Attribute(part, cst.Name("decode")), args), "text")

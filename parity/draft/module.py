@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,13 +90,12 @@ class ModuleDraft(Statements):
         self.engine_module = engine_module
         self.demoted = demoted
         self.copied = copied
-        self.needs = set()
         self.generated_names = set()
         self.functions: dict[str, Function] = {}
         self.classes: dict[str, Scope] = {}
         self.class_nodes: dict[str, cst.ClassDef] = {}
         self.scope = Scope()
-        self.used = NamesIn.of(module)
+        self.used = NamesIn.of(module) - (parts.plain_imports(module) & {*parts.LIBRARIES})
         self.used_outside = names_of_module(module)
         self.todo_at: dict[int, str] = {}
         self.todos: list[Todo] = []
@@ -506,18 +506,11 @@ class ModuleDraft(Statements):
     def load_name(self, load: Load, scope: Scope) -> str:
         """`load` where it is called once; `load_engine`, which keeps engines, elsewhere."""
         is_once = not scope.function or self.is_loader(scope.function)
-        name = "load" if is_once or not load.is_hashable else "load_engine"
-        self.needs.add(name)
-        return self.word(name)
+        return self.word("load" if is_once or not load.is_hashable else "load_engine")
 
     def word(self, name: str) -> str:
         """What the draft calls something of its own: another name where the old source has it."""
-        number = 2
-        free = name
-        while free in self.used:
-            free = f"{name}_{number}"
-            number += 1
-        return free
+        return free_name(name, self.used)
 
     def is_loader(self, function: str) -> bool:
         return function in self.functions and self.functions[function].is_loader
@@ -588,14 +581,9 @@ class ModuleDraft(Statements):
         if value.node is None or "bare" in value.details:
             known.new = known.node
             return True
-        self.needs |= {"functools", "load"}
-        self.needs.discard("load_engine") if not self.uses_load_engine() else None
-        known.new = parts.cached(known.node, kept, value.node, self.word("load"))
+        known.new = parts.cached(known.node, kept, value.node, self.word)
         known.is_loader = True
         return True
-
-    def uses_load_engine(self) -> bool:
-        return False
 
     def loader_scope(self, known: Function) -> Scope:
         return self.classes[known.class_name] if known.class_name else self.scope
@@ -607,11 +595,7 @@ class ModuleDraft(Statements):
         taken = self.taken.setdefault(scope.function, set())
         known = self.functions.get(scope.function)
         used = self.used if known is None else self.used_outside | NamesIn.of(known.node)
-        name = wanted
-        number = 2
-        while name in used or name in taken:
-            name = f"{wanted}_{number}"
-            number += 1
+        name = free_name(wanted, used | taken)
         taken.add(name)
         return name
 
@@ -660,13 +644,12 @@ class ModuleDraft(Statements):
     def add_factories(self, name: str, objects: Mapping[str, str]) -> None:
         """Functions that make what a golden cannot hold, for `check`."""
         known = self.functions[name]
+        engines = [p for p, value in known.roles.items() if value.role == "engine"]
+        made = dict.fromkeys(engines, self.word("make_tokenizer"))
         if "engine" in known.renamed.values():
-            self.needs.add("make_engine")
-            self.factories.setdefault(name, {})["engine"] = "make_engine"
-        for parameter, value in known.roles.items():
-            if value.role == "engine" and "engine" not in known.renamed.values():
-                self.needs.add("make_tokenizer")
-                self.factories.setdefault(name, {})[parameter] = "make_tokenizer"
+            made = {"engine": self.word("make_engine")}
+        if made:
+            self.factories.setdefault(name, {}).update(made)
         if known.class_name and "self" in objects:
             class_name = objects["self"].rpartition(".")[2]
             is_here = class_name in self.classes
@@ -677,7 +660,7 @@ class ModuleDraft(Statements):
         classes = list(dict.fromkeys(self.methods.values()))
         for class_name in classes:
             made = importing.made_as_script(body, class_name) or self.constructed(class_name)
-            factory = "make_self" if len(classes) == 1 else f"make_{class_name}"
+            factory = self.word("make_self" if len(classes) == 1 else f"make_{class_name}")
             if made is None:
                 what = f"say in sites.json what makes a {class_name}"
                 self.todos.append(Todo(f"{what}, because how the script made it is not seen"))
@@ -704,7 +687,7 @@ class ModuleDraft(Statements):
         kept = parts.without_unused(kept, self.unused_globals(body))
         kept = self.importable(kept)
         self.make_objects(kept)
-        return parts.with_additions(kept, self.additions(kept))
+        return parts.with_additions(kept, self.additions())
 
     def importable(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
         """The module with what runs it as a script under the guard: `check` imports it."""
@@ -730,29 +713,32 @@ class ModuleDraft(Statements):
             return self.generated_names
         return self.generated_names | parts.assigned_names(self.module.body)
 
-    def additions(self, body: Sequence[cst.BaseStatement]) -> parts.Additions:
-        names = NamesIn.of(parts.module_of(body))
-        load = self.loads[0] if self.loads else None
-        path = repr(self.seen.models[0]) if self.seen.models else ""
+    def additions(self) -> parts.Additions:
+        text = parts.generation_options(self.seen, self.module.code)
+        options = self.word("generation_options")
         return parts.Additions(
             engine_module=self.engine_module,
-            load=self.word("load"),
-            load_engine=self.word("load_engine"),
-            uses_load_engine=self.word("load_engine") in names,
-            uses_load=self.word("load") in names,
-            uses_cache="functools" in names,
-            helpers=frozenset(self.needs),
-            factory_load=load,
-            path=path,
-            made=self.object_lines,
-            generation_options=self.options_function(names),
-            words={name: self.word(name) for name in (*parts.HELPERS, "generation_options")},
+            words={name: self.word(name) for name in parts.WORDS},
+            made={**self.engine_lines(), **self.object_lines},
+            generation_options=text.replace("def generation_options(", f"def {options}("),
         )
 
-    def options_function(self, names: set[str]) -> str:
-        word = self.word("generation_options")
-        text = parts.generation_options(self.seen, self.module.code)
-        return text.replace("def generation_options(", f"def {word}(") if word in names else ""
+    def engine_lines(self) -> dict[str, Sequence[str]]:
+        """What makes the engine, or the tokenizer, that a recorded function is given."""
+        path = repr(self.seen.models[0]) if self.seen.models else ""
+        words = self.loads[0].keywords if self.loads else {}
+        said = "".join(f", {name}={code_of(node)}" for name, node in words.items())
+        load = f"{self.word('load')}({path}{said})"
+        tokenizer = f"{load}.tokenizer"
+        lines = {self.word("make_engine"): [load], self.word("make_tokenizer"): [tokenizer]}
+        wanted = {factory for made in self.factories.values() for factory in made.values()}
+        return {factory: lines[factory] for factory in sorted(lines.keys() & wanted)}
+
+
+def free_name(wanted: str, used: set[str]) -> str:
+    """A name that is not used: `wanted`, `wanted_2`, ..."""
+    names = (wanted if number == 1 else f"{wanted}_{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in used)
 
 
 def names_of_module(module: cst.Module) -> set[str]:

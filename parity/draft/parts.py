@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from parity.draft.expressions import NamesIn, Scope
-from parity.draft.importing import is_guard, is_import
+from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
 from parity.draft.observed import Observed
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted
@@ -162,17 +162,20 @@ def base_of(node: cst.BaseExpression) -> str:
 
 
 def cached(
-    node: cst.FunctionDef, kept: Sequence[cst.BaseStatement], call: cst.BaseExpression, load: str
+    node: cst.FunctionDef,
+    kept: Sequence[cst.BaseStatement],
+    call: cst.BaseExpression,
+    word: Callable[[str], str],
 ) -> cst.FunctionDef:
-    """A loader as `@functools.cache def name(...): return load(...)`.   load: what the draft calls
-    the engine's function."""
+    """A loader as `@functools.cache def name(...): return load(...)`.   word: what the draft calls
+    these."""
     assert isinstance(call, cst.Call)
-    text = code_of(call.with_changes(func=cst.Name(load)))
+    text = code_of(call.with_changes(func=cst.Name(word("load"))))
     body: list[cst.BaseStatement] = [*kept, cst.parse_statement(f"return {text}\n")]
     first = node.body.body[0]
     if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
         body.insert(0, cst.ensure_type(first, cst.SimpleStatementLine))
-    decorator = cst.Decorator(cst.parse_expression("functools.cache"))
+    decorator = cst.Decorator(cst.parse_expression(f"{word('functools')}.cache"))
     return node.with_changes(decorators=[decorator], body=cst.IndentedBlock(body), returns=None)
 
 
@@ -377,26 +380,28 @@ def import_left(
     return statement.with_changes(body=[one.with_changes(names=kept), *statement.body[1:]])
 
 
+def plain_imports(module: cst.Module) -> set[str]:
+    """What a module imports under its own name, as in `import torch`."""
+    found: set[str] = set()
+    for one in m.findall(module, m.Import()):
+        names = cst.ensure_type(one, cst.Import).names
+        found |= {alias.evaluated_name for alias in names if alias.asname is None}
+    return found
+
+
 # == What is added ==
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What a draft needs beside the old source.   load, load_engine: what the draft calls these;
-    the old source may have such names of its own."""
+    """What a draft needs beside the old source.   words: what the draft calls its own functions;
+    the old source may have such names itself.   made: factory -> its lines, the last of which is
+    returned."""
 
     engine_module: str
-    load: str
-    load_engine: str
-    uses_load_engine: bool
-    uses_load: bool
-    uses_cache: bool
-    helpers: frozenset[str]
-    factory_load: Load | None
-    path: str
+    words: Mapping[str, str]
     made: Mapping[str, Sequence[str]]
     generation_options: str
-    words: Mapping[str, str]
 
 
 AS_IT_LIES = '''
@@ -415,30 +420,28 @@ def whole_ids(result):
     return [*result.prompt_token_ids, *result.token_ids]
 '''
 HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS}
+LIBRARIES = ("functools", "torch")  # of which a draft may use more than the old source
+WORDS = ("load", "load_engine", "generation_options", *LIBRARIES, *HELPERS)
 
 
 def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
-    text = "\n".join(code_of(one) for one in body)
-    imports = []
-    has_factory = {"make_engine", "make_tokenizer"} & more.helpers
-    if (more.uses_load_engine or more.uses_cache) and "import functools" not in text:
-        imports.append("import functools\n")
-    if "torch" in more.helpers and "import torch" not in text:
-        imports.append("import torch\n")
-    if more.uses_load_engine or more.uses_load or has_factory:
-        name = "load" if more.load == "load" else f"load as {more.load}"
-        imports.append(f"from {more.engine_module} import {name}\n")
-    own = {"functools", more.load, more.load_engine, *more.words.values()}
-    place = end_of_imports(body, own)
-    new: list[cst.BaseStatement] = [cst.parse_statement(one) for one in imports]
-    blank = cst.EmptyLine(indent=False)
-    if more.uses_load_engine:
-        line = cst.parse_statement(f"{more.load_engine} = functools.cache({more.load})\n")
-        new.append(line.with_changes(leading_lines=[blank]))
+    tail = [spaced(factory(name, lines)) for name, lines in more.made.items()]
+    word = more.words
+    new: list[cst.BaseStatement] = []
+    if word["load_engine"] in NamesIn.of(module_of(body)):
+        line = f"{word['load_engine']} = {word['functools']}.cache({word['load']})\n"
+        blank = cst.EmptyLine(indent=False)
+        new.append(cst.parse_statement(line).with_changes(leading_lines=[blank]))
+    read = NamesIn.of(module_of([*new, *body, *tail]))
+    imports = [imported(name, word[name]) for name in LIBRARIES]
+    imports.append(f"from {more.engine_module} {imported('load', word['load'])}")
+    added = read - names_bound(body)
+    new[:0] = [cst.parse_statement(one) for one in imports if one.split()[-1] in added]
+    place = end_of_imports(body, set(word.values()))
     for function, text in HELPERS.items():
-        if function in more.helpers:
-            new.append(spaced(text.replace(function, more.words[function])))
-    if more.generation_options:
+        if word[function] in read:
+            new.append(spaced(text.replace(function, word[function])))
+    if word["generation_options"] in read:
         new.append(spaced(more.generation_options))
     if new and place < len(body):
         body = [
@@ -446,9 +449,12 @@ def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[c
             with_blank_before(body[place], 2 if is_definition(body[place]) else 1),
             *body[place + 1 :],
         ]
-    tail = [spaced(one) for one in factories(more)]
     main = next((k for k, one in enumerate(body) if is_guard(one)), len(body))
     return [*body[:place], *new, *body[place:main], *tail, *body[main:]]
+
+
+def imported(name: str, word: str) -> str:
+    return f"import {name}\n" if word == name else f"import {name} as {word}\n"
 
 
 def is_definition(statement: cst.BaseStatement) -> bool:
@@ -470,21 +476,11 @@ def spaced(text: str) -> cst.BaseStatement:
     return statement.with_changes(leading_lines=[blank, blank])
 
 
-def factories(more: Additions) -> list[str]:
-    made = []
-    load = more.factory_load
-    words = "" if load is None else "".join(f", {k}={code_of(v)}" for k, v in load.keywords.items())
-    about = '    """For `parity check`: what the goldens were recorded on."""\n'
-    if "make_engine" in more.helpers:
-        made.append(f"def make_engine():\n{about}    return {more.load}({more.path}{words})\n")
-    if "make_tokenizer" in more.helpers:
-        made.append(
-            f"def make_tokenizer():\n{about}    return {more.load}({more.path}{words}).tokenizer\n"
-        )
-    for name, (*before, call) in more.made.items():
-        lines = "".join(f"    {line}\n" for line in before)
-        made.append(f"def {name}():\n{about}{lines}    return {call}\n")
-    return made
+def factory(name: str, lines: Sequence[str]) -> str:
+    about = '"""For `parity check`: what the goldens were recorded on."""'
+    *before, call = lines
+    body = "".join(f"    {line}\n" for line in (about, *before))
+    return f"def {name}():\n{body}    return {call}\n"
 
 
 def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:

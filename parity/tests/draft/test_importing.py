@@ -232,3 +232,41 @@ def test_a_name_that_the_old_source_has_is_not_taken_from_it(name: str) -> None:
     for function, path in (("answer", "m"), ("other", "n")):
         value, engine = run(draft, function, "Why?")
         assert (value, [one for one, _ in engine.loads]) == ("ANSWER", [path])
+
+
+@pytest.mark.parametrize("name", ["make_engine", "make_tokenizer", "make_self"])
+def test_a_factory_takes_no_name_of_the_old_source(name: str) -> None:
+    """A script's own `make_engine` was the one that was called, or was overwritten."""
+    source = f"""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        def {name}():
+            return "mine"
+
+        class Helper:
+            def __init__(self, path):
+                self.tok = AutoTokenizer.from_pretrained(path)
+
+            def count(self, question):
+                return len(self.tok.tokenize(question))
+
+        def answer(model, tok, question):
+            inputs = tok(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+            return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+        def size(tok, question):
+            return len(tok.tokenize(question))
+
+        def main():
+            Helper("m").count("a")
+    """
+    model, tok = {"$object": "x.QwenForCausalLM"}, {"$object": "x.QwenTokenizer"}
+    observed = seen(model=model, tok=tok, question="x")
+    observed = observed.beside(seen("size", tok=tok, question="x"))
+    observed = observed.beside(seen("Helper.count", self={"$object": "__main__.Helper"}, question="x"))
+    draft = draft_of(source, observed)
+    assert run(draft, name)[0] == "mine"
+    made = [factory for given in draft.factories.values() for factory in given.values()]
+    assert len(set(made)) == 3 and name not in made and f"{name}_2" in made
+    assert all(draft.code.count(f"def {factory}():") == 1 for factory in (name, *made))
