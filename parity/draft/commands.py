@@ -38,6 +38,8 @@ def run_draft(args: argparse.Namespace) -> int:
         return CANNOT
     from parity.draft import running
 
+    if args.backend and not args.check:
+        raise ValueError("--backend says where --check runs: give --check, or leave it out")
     if args.diff and args.check:
         raise ValueError(
             "--diff writes no file that could be checked: leave out one of --check, --diff"
@@ -57,7 +59,7 @@ def run_skill(args: argparse.Namespace) -> int:
     if args.agents:
         print(skill.agents_section(), end="")
         return 0
-    out: Path = args.folder / "SKILL.md"
+    out = (args.folder or Path()) / "SKILL.md"
     try:
         with out.open("x", encoding="utf-8") as file:  # "x": not through a link either
             file.write(skill.page())
@@ -114,7 +116,7 @@ def add_migrate(sub: Any) -> None:
 
 def add_skill(sub: Any) -> None:
     parser = sub.add_parser("skill", help="write SKILL.md, one page for coding agents")
-    add = parser.add_argument
-    add("folder", nargs="?", type=folder_to_write, default=".", metavar="DIR", help="default: .")
-    parser.add_argument("--agents", action="store_true", help="print a section for AGENTS.md")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("folder", nargs="?", type=folder_to_write, metavar="DIR", help="default: .")
+    add("--agents", action="store_true", help="print a section for AGENTS.md")
     parser.set_defaults(run=run_skill)
