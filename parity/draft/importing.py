@@ -15,7 +15,9 @@ from parity.draft.expressions import NamesIn
 from parity.draft.roles import code_of, dotted
 
 DEFINITIONS = (cst.FunctionDef, cst.ClassDef)
-GENERATES = (".generate", ".generate_text_batch", ".generate_vlm_batch")
+# What calls an engine: its methods, and functions of companions.
+ENGINE_CALLS = (".generate_text_batch", ".generate_vlm_batch", ".score_batch", "stream", "decide")
+GENERATES = (".generate", *ENGINE_CALLS)
 GUARD = '\n\nif __name__ == "__main__":\n    pass\n'
 
 

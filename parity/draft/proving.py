@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,9 @@ def check_draft(
     return codes
 
 
-def gravest(codes: Mapping[str, int]) -> int:
-    """The exit code for several: 1, then 3, then any other that is not 0."""
-    found = [code for code in (1, 3) if code in codes.values()]
-    return next(iter([*found, *filter(None, codes.values())]), 0)
+def gravest(codes: Collection[int]) -> int:
+    """The exit code for several: 1, then 3, then the highest."""
+    return next((code for code in (1, 3) if code in codes), max(codes, default=0))
 
 
 def code_lines(codes: Mapping[str, int]) -> list[str]:

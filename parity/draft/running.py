@@ -9,7 +9,6 @@ import difflib
 import io
 import json
 import os
-import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import libcst
 
-from parity.draft import proving
+from parity.draft import importing, proving
 from parity.draft.decisions import Decisions, terminal
 from parity.draft.module import Draft, draft_module
 from parity.draft.observed import DraftError, Mention, Observed, observe, with_checkpoint
@@ -35,23 +34,20 @@ from parity.scan.scan import scan
 
 TODO_LEFT = 3
 NOTHING = 5
+WROTE = 4  # a recording that wrote goldens, which is what migrate wants of it
 OLD_NAME = "{name}_before"
-MOVED = re.compile(
-    r"\.(generate_(text|vlm)_batch|score_batch|stream)\(|\bdecide\("
-)  # calls of an engine
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """code: with its own line ends.   encoding: of the file.   mark: that it begins with, or ""."""
+    """code: with its own line ends.   encoding: of the file."""
 
     code: str
     encoding: str = "utf-8"
-    mark: str = ""
 
     def encoded(self, code: str) -> bytes:
         """Another code as this file would hold it."""
-        return f"{self.mark}{code}".encode(self.encoding)
+        return code.encode(self.encoding)
 
 
 @dataclass(frozen=True)
@@ -99,23 +95,19 @@ def site_of(store: Store, name: str) -> RecordedSource:
 def source_text(path: Path) -> tuple[SourceText, ast.Module]:
     """Raises DraftError for a file that is no source, with the line."""
     content = path.read_bytes()
-    mark = BOM if content.startswith(BOM.encode()) else ""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        encoding = encoding.removesuffix("-sig")
-        source = content.decode(encoding).removeprefix(mark)
+        source = content.decode(encoding)
         tree = ast.parse(content, str(path))
         libcst.parse_module(source)
     except SyntaxError as error:
         raise unreadable(path, error.lineno, error.msg) from None
     except UnicodeDecodeError as error:
-        raise unreadable(path, content[: error.start].count(b"\n") + 1, str(error)) from None
+        line = error.object[: error.start].count(b"\n") + 1
+        raise unreadable(path, line, str(error)) from None
     except libcst.ParserSyntaxError as error:
         raise unreadable(path, error.raw_line, error.message) from None
-    return SourceText(source, encoding, mark), tree
-
-
-BOM = "\ufeff"
+    return SourceText(source, encoding), tree
 
 
 def unreadable(path: Path, line: int | None, problem: str) -> DraftError:
@@ -166,7 +158,7 @@ def checked(args: argparse.Namespace, store: Store, name: str, entry: dict[str, 
     codes = proving.check_draft(store, name, entry, args.backend or proving.BACKENDS)
     for line in proving.code_lines(codes):
         say(line)
-    return proving.gravest(codes)
+    return proving.gravest(codes.values())
 
 
 def decisions_of(args: argparse.Namespace) -> Decisions:
@@ -177,7 +169,8 @@ def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> D
     """Raises DraftError where the source holds nothing to move."""
     draft = draft_module(site.text.code, site.seen, ask, args.engine, is_cut_moved=args.stops)
     if draft.is_moved and draft.code == site.text.code:
-        if not MOVED.search(site.text.code):
+        called = importing.called_names(libcst.parse_module(draft.code), set())
+        if not called.intersection(importing.ENGINE_CALLS):
             problem = f"{site.path}: nothing in this file generates; what it calls does"
             fix = "`parity scan` names that place and its record line: record and draft it there"
             raise DraftError(f"{problem}. {fix}")
@@ -213,7 +206,7 @@ def put_settings(store: Store, name: str, entry: dict[str, Any]) -> str:
 def write_draft(args: argparse.Namespace, draft: Draft, site: RecordedSource) -> Path | None:
     """The file that was written, or None. Raises DraftError rather than write over one."""
     if args.diff:
-        write_out(patch(site, draft.code).encode(site.text.encoding))
+        write_out(patch(site, draft.code))
         return None
     if args.in_place:
         return edited_in_place(site, draft)
@@ -251,24 +244,15 @@ def refusing_existing(out: Path) -> Any:
         raise DraftError(f"{out} is there already. Give another --out, or delete it") from None
 
 
-def patch(site: RecordedSource, code: str) -> str:
+def patch(site: RecordedSource, code: str) -> bytes:
     """A patch that `git apply` takes, run where this runs."""
-    path = Path(os.path.relpath(site.path)).as_posix()
-    old = whole_lines(f"{site.text.mark}{site.text.code}")
-    lines = difflib.unified_diff(
-        old, whole_lines(f"{site.text.mark}{code}"), f"a/{path}", f"b/{path}"
-    )
-    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in lines)
+    path = Path(os.path.relpath(site.path)).as_posix().encode()
+    old, new = (io.BytesIO(site.text.encoded(text)).readlines() for text in (site.text.code, code))
+    lines = difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + path, b"b/" + path)
+    return b"".join(line if line.endswith(b"\n") else line + NO_NEWLINE for line in lines)
 
 
-NO_NEWLINE = "\\ No newline at end of file\n"
-
-
-def whole_lines(text: str) -> list[str]:
-    """Lines as a patch counts them: a form feed ends none."""
-    lines = [f"{line}\n" for line in text.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    return lines if lines[-1] else lines[:-1]
+NO_NEWLINE = b"\n\\ No newline at end of file\n"
 
 
 def edited_in_place(site: RecordedSource, draft: Draft) -> Path | None:
@@ -337,9 +321,8 @@ def run_migrate(args: argparse.Namespace) -> int:
     for site in sites:
         if site.name not in recorded | known:
             say(f"{site.function} was not called by this script: record it with one that calls it")
-    if not codes:
-        return done.exit_code or NOTHING
-    return next((code for code in (1, 3) if code in codes), max(codes))
+    ended = 0 if done.exit_code == WROTE else done.exit_code
+    return proving.gravest([*codes, ended]) or (0 if codes else NOTHING)
 
 
 def found_sites(command: Sequence[str]) -> list[Site]:

@@ -19,6 +19,7 @@ from parity.draft import proving, running, skill
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.observed import DraftError, observe
 from parity.goldens.store import Case, Store
+from parity.record.recorder import Recorded, Seen
 from parity.record.source import source_digest
 from parity.tests.conftest import TEXT
 
@@ -45,11 +46,8 @@ def test_site_settings_name_the_draft_and_its_factories() -> None:
     assert settings["arguments"] == {"image": "setup:make", "engine": "new.py:make_engine"}
 
 
-@pytest.mark.parametrize(
-    ("codes", "code"),
-    [({"hf": 0, "vllm": 0}, 0), ({"hf": 3, "vllm": 1}, 1), ({"hf": 4, "vllm": 3}, 3), ({"hf": 0, "vllm": 5}, 5)],
-)
-def test_gravest_of_several_exit_codes_is_the_drift(codes: dict[str, int], code: int) -> None:
+@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([3, 1], 1), ([4, 3], 3), ([0, 5], 5), ([4, 5], 5), ([], 0)])
+def test_gravest_of_several_exit_codes_is_the_drift(codes: list[int], code: int) -> None:
     assert proving.gravest(codes) == code
 
 
@@ -239,6 +237,39 @@ def test_a_draft_that_is_written_is_named_in_sites_json_with_its_factories(
     assert "def make_engine" in Path("new.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["draft", "answers", "--yes", "--backend", "hf"], "--backend says where --check runs"),
+        (["skill", "there", "--agents"], "--agents: not allowed with argument DIR"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    words: list[str], says: str, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.py").write_text(OLD.replace("PATH", '"m"'))
+    put_golden()
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 2
+    assert says in capfd.readouterr().err
+
+
+def test_a_patch_of_a_file_in_another_folder_applies_here(
+    project: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = project / "pkg" / "old.py"
+    place.parent.mkdir()
+    place.write_text(OLD.replace("PATH", '"m"'))
+    one = {**row(), "output_ids": [4, 5], "model": {"class": "Qwen3ForCausalLM", "path": ""}}
+    for function in ("pkg/old.py:answer", f"{place}:answer"):
+        store = Store("golden")
+        store.write(Case("answers", "a", function, {"question": "x"}, (one,)))
+        store.set_site("answers", functions=[function])
+        code, patch, _ = drafted_code(capfdbinary, "--diff")
+        assert code == 0 and patch.startswith(b"--- a/pkg/old.py\n+++ b/pkg/old.py\n")
+        subprocess.run(["git", "apply", "--check", "-"], input=patch, check=True)
+
+
 def test_a_patch_cannot_be_checked(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What was checked was the old code, which passed."""
     Path("old.py").write_text(OLD.replace("PATH", '"m"'))
@@ -316,6 +347,39 @@ def test_skill_writes_into_a_folder_alone(kind: str, project: Path, capfd: pytes
     assert str(folder) in capfd.readouterr().err and not outside.exists()
 
 
+@pytest.mark.parametrize(
+    ("checks", "failures", "script", "code"),
+    [
+        ({"hf": 0, "vllm": 0}, (), 0, 0),
+        ({"hf": 4, "vllm": 3}, (), 0, 3),
+        ({"hf": 3, "vllm": 1}, (), 0, 1),
+        ({"hf": 0, "vllm": 0}, ("a call was not seen",), 0, 3),
+        ({"hf": 0, "vllm": 0}, (), 7, 7),
+        (None, (), 0, 5),
+    ],
+)
+def test_migrate_ends_with_the_gravest_of_its_steps(
+    checks: dict[str, int] | None, failures: tuple[str, ...], script: int, code: int,
+    project: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """checks: exit codes by backend; None where the script called nothing."""
+    Path("old.py").write_text(OLD.replace("PATH", '"m"'))
+    one = {**row(), "output_ids": [4, 5], "model": {"class": "Qwen3ForCausalLM", "path": ""}}
+    case = Case("old_answer", "a", "old.py:answer", {"question": "x"}, (one,))
+
+    def record(command: list[str], store: Store, **said: Any) -> Recorded:
+        cases = () if checks is None else (case,)
+        for each in cases:
+            store.write(each)
+        store.set_site("old_answer", functions=["old.py:answer"])
+        return Recorded(Seen(cases, Path("blobs"), failures, {}, script, (0, 0)), list(cases))
+
+    monkeypatch.setattr(running, "record", record)
+    monkeypatch.setattr(proving, "check_draft", lambda *words: checks)
+    assert main(["migrate", "--yes", "--", "python", "old.py"]) == code
+    assert Path("old_moved.py").exists() == (checks is not None)
+
+
 MANY = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
 tok = AutoTokenizer.from_pretrained("m")
@@ -384,13 +448,14 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("owner", ["One", "Other"])
 def test_sites_of_one_file_are_one_draft_and_each_has_its_own_factories(
-    project: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    owner: str, project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     Path("old.py").write_text(TWO)
     objects = {"model": {"$object": "x.Qwen3ForCausalLM"}, "tok": {"$object": "x.Qwen2Tokenizer"}}
     arguments: dict[str, dict[str, Any]] = {
-        "One.ask": {"self": {"$object": "__main__.One"}},
+        "One.ask": {"self": {"$object": f"__main__.{owner}"}},
         "Other.tell": {"self": {"$object": "__main__.Other"}},
         "answer": objects,
     }
@@ -406,9 +471,9 @@ def test_sites_of_one_file_are_one_draft_and_each_has_its_own_factories(
     settings = store.settings()
     made = {site: settings[site]["arguments"] for site in ("one", "other", "answer")}
     assert made == {
-        "one": {"self": "new.py:make_One"},
-        "other": {"self": "new.py:make_Other"},
+        "one": {"self": f"new.py:make_{owner if owner == 'One' else 'self'}"},
+        "other": {"self": "new.py:make_Other" if owner == "One" else "new.py:make_self"},
         "answer": {"engine": "new.py:make_engine"},
     }
     code = Path("new.py").read_text()
-    assert 'return One("a")' in code and 'return Other("b")' in code
+    assert 'return Other("b")' in code and ('return One("a")' in code) == (owner == "One")
