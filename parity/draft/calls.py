@@ -349,7 +349,7 @@ class Calls(Expressions):
             return base
         if base.node is None:
             raise Unsure(f"`{code_of(node)}`", "no model is loaded from the same checkpoint here")
-        args = [arg.visit(_children(self, arg, scope)) for arg in node.args]
+        args = [self.with_plain(arg, scope) for arg in node.args]
         owner = self.tokenizer_node(base)
         return plain(node.with_changes(func=cst.Attribute(owner, cst.Name(name)), args=args))
 
@@ -400,7 +400,7 @@ class Calls(Expressions):
         if base.node is None:
             return None
         owner = self.tokenizer_node(base)
-        args = [arg.visit(_children(self, arg, scope)) for arg in node.args]
+        args = [self.with_plain(arg, scope) for arg in node.args]
         func = cst.Attribute(owner, cst.Name("apply_chat_template"))
         return node.with_changes(func=func, args=args)
 
@@ -1152,9 +1152,3 @@ def strip_comments(text: str) -> str:
     for line in text.split("\n"):
         lines.append(line.split("  # ")[0])
     return "\n".join(lines)
-
-
-def _children(owner: Calls, root: cst.CSTNode, scope: Scope) -> cst.CSTTransformer:
-    from parity.draft.expressions import Children
-
-    return Children(root, lambda child: owner.plain_node(child, scope))

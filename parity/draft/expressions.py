@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import libcst as cst
 
@@ -57,6 +58,9 @@ class Scope:
             class_name=self.class_name,
             loops=self.loops + 1,
         )
+
+
+Part = TypeVar("Part", bound=cst.CSTNode)
 
 
 class Children(cst.CSTTransformer):
@@ -112,9 +116,13 @@ class Expressions:
 
     def others(self, node: cst.BaseExpression, scope: Scope) -> Value:
         """Expressions that do nothing of their own with what they hold."""
+        return plain(self.with_plain(node, scope), kind_of(node))
+
+    def with_plain(self, node: Part, scope: Scope) -> Part:
+        """A node with the expressions below it translated, as plain ones."""
         changed = node.visit(Children(node, lambda child: self.plain_node(child, scope)))
-        assert isinstance(changed, cst.BaseExpression)
-        return plain(changed, kind_of(node))
+        assert isinstance(changed, type(node))
+        return changed
 
     def closed(self, node: cst.BaseExpression, scope: Scope) -> Value:
         """A function without a name: left alone where it uses nothing that changes."""
@@ -239,14 +247,11 @@ class Expressions:
         return found
 
     def plain_subscript(self, node: cst.Subscript, base: Value, scope: Scope) -> Value:
-        elements = [element.visit(Children(element, self.by(scope))) for element in node.slice]
+        elements = [self.with_plain(element, scope) for element in node.slice]
         assert base.node is not None
         changed = node.with_changes(value=base.node, slice=elements)
         is_slice = isinstance(node.slice[0].slice, cst.Slice)
         return plain(changed, base.kind if is_slice else "")
-
-    def by(self, scope: Scope) -> Callable[[cst.BaseExpression], cst.CSTNode]:
-        return lambda child: self.plain_node(child, scope)
 
     def first_of_all(self, node: cst.Subscript, scope: Scope) -> Value | None:
         """`batch_decode(rows)[0]`, without decoding all of them."""

@@ -140,9 +140,7 @@ class Statements(Calls):
             return [one]
         if isinstance(one, cst.Del):
             return self.deleted(one, scope)
-        changed = one.visit(ChildrenOf(one, self, scope))
-        assert isinstance(changed, cst.BaseSmallStatement)
-        return [changed]
+        return [self.with_plain(one, scope)]
 
     def deleted(self, one: cst.Del, scope: Scope) -> list[cst.BaseSmallStatement]:
         for name in NamesIn.of(one):
@@ -392,9 +390,7 @@ class Statements(Calls):
                 raise Unsure(f"`{code_of(one)}`", "it changes what was loaded")
         new_target: cst.BaseExpression = target
         if isinstance(target, cst.Subscript):
-            changed = target.visit(ChildrenOf(target, self, scope))
-            assert isinstance(changed, cst.BaseExpression)
-            new_target = changed
+            new_target = self.with_plain(target, scope)
         assert value.node is not None
         targets = [one.targets[0].with_changes(target=new_target)]
         return [one.with_changes(targets=targets, value=value.node)]
@@ -589,24 +585,6 @@ class Statements(Calls):
 
 
 PASS = cst.IndentedBlock([cst.SimpleStatementLine([cst.Pass()])])
-
-
-class ChildrenOf(cst.CSTTransformer):
-    """Replaces the outermost expressions below a small statement or a target."""
-
-    def __init__(self, root: cst.CSTNode, owner: Statements, scope: Scope) -> None:
-        super().__init__()
-        self.root = root
-        self.owner = owner
-        self.scope = scope
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        return node is self.root or not isinstance(node, cst.BaseExpression)
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
-        if original_node is self.root or not isinstance(original_node, cst.BaseExpression):
-            return updated_node
-        return self.owner.plain_node(original_node, self.scope)
 
 
 def is_no_grad(node: cst.BaseExpression) -> bool:
