@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
+from parity.draft.chats import CHAT, CHATS, Depths
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.expressions import Expressions, Scope, kind_of, plain
 from parity.draft.loads import Load, part_of, transformers_load, vllm_load
@@ -53,6 +54,7 @@ def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpress
 class Calls(Expressions):
     seen: Observed
     ask: Decisions
+    depths: Depths
     stops: bool
 
     # What statements.py and module.py add.
@@ -364,37 +366,34 @@ class Calls(Expressions):
         chat_node = self.plain_node(messages, scope)
         if code_of(messages) in self.copied:
             chat_node = parse("list({n})", n=chat_node)
-        fields = {"messages": chat_node}
+        is_padded = constant(said.get("padding", literal(False))) is not False
+        many = is_padded and self.are_several(messages, scope)
+        many = many or self.depths.of(messages, scope.function) == CHATS
+        fields = {"messages": cst.Name("chat") if many else chat_node}
         fields |= self.request_words(said, scope)
         chat = self.chat_options(said, scope)
         if chat:
             fields["chat"] = mapping(chat)
-        many = self.is_batch_of_chats(said, scope)
         is_silent = "enable_thinking" not in said and "enable_thinking" in chat
         request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
         tokenizes = said.get("tokenize")
         default = base.kind != "processor"  # a processor's default is a text
         is_text = constant(tokenizes) is False or (tokenizes is None and not default)
         old = self.old_call(base, node, scope)
-        if is_text:
-            return Value(request, "request", old=old, details={"messages": messages})
         if many:
-            raise Unsure(f"`{code_of(node)}`", "a batch of chats in one call is not drafted")
-        count = self.count_of(fields, chat)
+            requests = parse("[{request} for chat in {chats}]", request=request, chats=chat_node)
+        else:
+            requests = cst.List([cst.Element(request)])
+        if is_text:
+            details = {"messages": messages}
+            role = "request_list" if many else "request"
+            return Value(requests if many else request, role, old=old, details=details)
         role = "inputs"
         returns_dict = said.get("return_dict")
         if returns_dict is not None and constant(returns_dict) is False:
             role = "ids"
         details = {"pixels": node} if base.kind == "processor" else {}
-        return Value(
-            cst.List([cst.Element(request)]), role, count=count, is_single=True, details=details
-        )
-
-    def count_of(
-        self, fields: dict[str, cst.BaseExpression], chat: dict[str, cst.BaseExpression]
-    ) -> cst.BaseExpression | None:
-        """The number of a chat's tokens, counted by the tokenizer."""
-        return None
+        return Value(requests, role, is_single=not many, details=details)
 
     def old_call(self, base: Value, node: cst.Call, scope: Scope) -> cst.BaseExpression | None:
         if base.node is None:
@@ -436,9 +435,6 @@ class Calls(Expressions):
         if further:
             chat["kwargs"] = mapping(self.plain_all(further, scope))
         return chat
-
-    def is_batch_of_chats(self, said: dict[str, cst.BaseExpression], scope: Scope) -> bool:
-        return "padding" in said and constant(said["padding"]) is not False
 
     # == Tokenizers ==
 
@@ -494,7 +490,6 @@ class Calls(Expressions):
                 "inputs",
                 is_single=True,
                 old=value.old,
-                count=self.text_count(value, adds),
             )
         if value.role == "request_list" and value.node is not None:
             if adds and self.keeps_double_bos(value):
@@ -502,9 +497,6 @@ class Calls(Expressions):
             return Value(value.node, "inputs", is_single=value.is_single)
         node = self.as_plain(value, text, scope)
         return self.raw_requests(node, self.is_list(value, text, said), adds)
-
-    def text_count(self, value: Value, adds: bool) -> cst.BaseExpression | None:
-        return None
 
     def keeps_double_bos(self, value: Value) -> bool:
         """Whether rendered text is tokenized as a raw prompt, with a second BOS."""
@@ -523,7 +515,7 @@ class Calls(Expressions):
             raise Unsure(what, 'a "prompt" gets them', 'give "prompt_token_ids"')
         if is_list:
             return Value(
-                parse('[{"prompt": prompt} for prompt in NODE]'.replace("NODE", code_of(node))),
+                parse('[{"prompt": prompt} for prompt in {node}]', node=node),
                 "inputs",
             )
         words = "" if adds else ", add_special_tokens=False"
@@ -531,7 +523,7 @@ class Calls(Expressions):
         engine = self.current_engine()
         if engine is not None and isinstance(node, (cst.Name, cst.Attribute)):
             count = parse(f'len({{e}}.tokenizer({{n}}{words})["input_ids"])', e=engine, n=node)
-        request = parse('[{"prompt": NODE}]'.replace("NODE", code_of(node)))
+        request = parse('[{"prompt": {node}}]', node=node)
         return Value(request, "inputs", is_single=True, count=count)
 
     def current_engine(self) -> cst.BaseExpression | None:
@@ -1017,16 +1009,9 @@ class Calls(Expressions):
     ) -> cst.BaseExpression:
         node = self.plain_node(given, scope)
         chat = self.vllm_template(said, scope)
-        more = f', "chat": {code_of(mapping(chat))}' if chat else ""
-        rows = {len(case.rows) for case in self.seen.cases}
-        is_one = self.is_one_chat(given, node, scope)
-        if is_one is None:
-            raise Unsure(f"`{code_of(given)}`", "whether it is one chat or several is not seen")
-        if is_one and rows:
-            return cst.parse_expression('[{"messages": ' + code_of(node) + more + "}]")
-        return cst.parse_expression(
-            '[{"messages": chat' + more + "} for chat in " + code_of(node) + "]"
-        )
+        if self.are_several(given, scope):
+            return chat_requests(node, chat)
+        return cst.List([cst.Element(chat_request(node, chat))])
 
     def vllm_template(
         self, said: dict[str, cst.BaseExpression], scope: Scope
@@ -1042,20 +1027,18 @@ class Calls(Expressions):
             words |= self.dict_words(extra, scope)
         return self.chat_options(words, scope)
 
-    def is_one_chat(
-        self, old: cst.BaseExpression, node: cst.BaseExpression, scope: Scope
-    ) -> bool | None:
-        """Whether an expression is one list of messages, or a list of such lists."""
-        if isinstance(old, cst.Name):
-            value = scope.find(old.value)
-            if value is not None and value.details.get("display") is not None:
-                return self.is_one_chat(value.details["display"], node, scope)
-        if isinstance(old, cst.List) and old.elements:
-            first = old.elements[0].value
-            return isinstance(first, cst.Dict) if isinstance(first, (cst.Dict, cst.List)) else None
-        if isinstance(old, cst.ListComp):
-            return isinstance(old.elt, cst.Dict)
-        return None
+    def are_several(self, chats: cst.BaseExpression, scope: Scope) -> bool:
+        """Whether an expression is a list of chats, not one. Raises Unsure."""
+        depth = self.depths.of(chats, scope.function)
+        if depth in (CHAT, CHATS):
+            return depth == CHATS
+        if scope.loops == 0 and self.is_site(scope.function) and self.seen.has_several_prompts():
+            return True
+        what = f"whether `{code_of(chats)}` is one chat or several"
+        raise Unsure(what, "neither the source nor a golden shows it", "build it in this file")
+
+    def is_site(self, function: str) -> bool:
+        raise NotImplementedError
 
     # == Pipelines ==
 
@@ -1081,17 +1064,11 @@ class Calls(Expressions):
         self.add_seed(options, scope)
         if options.samples is not None:
             raise Unsure("a pipeline with several samples", MISSING, "n in the options")
-        requests, kind, prompt = self.pipeline_requests(given, scope)
-        assert base.node is not None
-        made = self.call_of(base.node, "generate_text_batch", requests, options.as_dict(), scope)
-        is_chat = kind.startswith("chat")
-        details = {"prompt": prompt} if returns_prompt and prompt is not None else {}
-        shape = (
-            "chat" if is_chat and returns_prompt else kind.partition("-")[0].replace("chat", "text")
-        )
-        return Value(
-            made, "pipe_outputs", "list" if kind.endswith("list") else shape, details=details
-        )
+        value = self.pipeline_requests(given, returns_prompt, scope)
+        assert base.node is not None and value.node is not None
+        options_node = options.as_dict()
+        made = self.call_of(base.node, "generate_text_batch", value.node, options_node, scope)
+        return replace(value, node=made)
 
     def pipeline_defaults(self, builder: GenerateOptions) -> None:
         """A pipeline has a generation config of its own, which fills what nobody says."""
@@ -1112,36 +1089,59 @@ class Calls(Expressions):
             builder.said[name] = literal(value)
 
     def pipeline_requests(
-        self, given: cst.BaseExpression, scope: Scope
-    ) -> tuple[cst.BaseExpression, str, cst.BaseExpression | None]:
+        self, given: cst.BaseExpression, returns_prompt: bool, scope: Scope
+    ) -> Value:
+        """The requests of a pipeline's call, as what it returns of them."""
         value = self.translate(given, scope)
-        is_chat = bool(self.seen.rows) and all(row.get("messages") for row in self.seen.rows)
         if value.role == "request" and value.node is not None:
-            return cst.List([cst.Element(value.node)]), "text", value.old
+            return one_output(value.node, value.old if returns_prompt else None)
         node = self.as_plain(value, given, scope)
-        if is_chat:
-            one = self.is_one_chat(given, node, scope)
-            if one is None and isinstance(given, cst.Name):
-                one = self.is_one_argument(given.value)
-            if one is not True:
-                raise Unsure(f"`{code_of(given)}`", "whether it is one chat is not seen")
-            chat = self.chat_options({"add_generation_prompt": literal(True)}, scope)
-            more = f', "chat": {code_of(mapping(chat))}' if chat else ""
-            return (
-                cst.parse_expression('[{"messages": ' + code_of(node) + more + "}]"),
-                "chat",
-                None,
-            )
-        if self.is_list(value, given, {}):
-            raise Unsure(f"`{code_of(given)}`", "a pipeline over a list is not drafted")
-        return parse('[{"prompt": NODE}]'.replace("NODE", code_of(node))), "text", node
+        if self.seen.rows and all(row.get("messages") for row in self.seen.rows):
+            return self.pipeline_chats(given, node, returns_prompt, scope)
+        if not self.is_list(value, given, {}):
+            request = parse('{"prompt": {node}}', node=node)
+            return one_output(request, node if returns_prompt else None)
+        if returns_prompt:
+            what = f"`{code_of(given)}` is a list, and each text holds its prompt"
+            why = "which prompt a row had is not followed"
+            raise Unsure(what, why, "return_full_text=False, and record again")
+        requests = parse('[{"prompt": prompt} for prompt in {node}]', node=node)
+        return Value(requests, "pipe_batch", "text")
 
-    def is_one_argument(self, name: str) -> bool | None:
-        for case in self.seen.cases:
-            value = case.arguments.get(name)
-            if isinstance(value, list) and value:
-                return isinstance(value[0], dict)
-        return None
+    def pipeline_chats(
+        self,
+        given: cst.BaseExpression,
+        node: cst.BaseExpression,
+        returns_prompt: bool,
+        scope: Scope,
+    ) -> Value:
+        chat = self.chat_options({"add_generation_prompt": literal(True)}, scope)
+        kind = "chat" if returns_prompt else "text"
+        if self.are_several(given, scope):
+            return Value(chat_requests(node, chat), "pipe_batch", kind)
+        request = cst.List([cst.Element(chat_request(node, chat))])
+        details = {"chat": node} if is_short(node) else {}
+        return Value(request, "pipe_outputs", kind, details=details)
+
+
+def chat_request(
+    messages: cst.BaseExpression, chat: dict[str, cst.BaseExpression]
+) -> cst.BaseExpression:
+    return mapping({"messages": messages, **({"chat": mapping(chat)} if chat else {})})
+
+
+def chat_requests(
+    chats: cst.BaseExpression, chat: dict[str, cst.BaseExpression]
+) -> cst.BaseExpression:
+    """A request for each of a list of chats."""
+    request = chat_request(cst.Name("chat"), chat)
+    return parse("[{request} for chat in {chats}]", request=request, chats=chats)
+
+
+def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -> Value:
+    """The request of a pipeline's call with one text.   prompt: that its text begins with."""
+    details = {} if prompt is None else {"prompt": prompt}
+    return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
 
 
 THINKS = "the template thinks unless it is told not to"

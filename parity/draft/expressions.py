@@ -149,6 +149,11 @@ class Expressions:
             return value.count
         if value.role == "settings" and value.node is not None:
             return value.node
+        if value.role == "pipe_message" and value.node is not None:
+            return parse('{"role": "assistant", "content": {row}.text}', row=value.node)
+        if value.role == "pipe_chat" and value.node is not None and "chat" in value.details:
+            message = self.as_plain(replace(value, role="pipe_message"), old, scope)
+            return parse("[*{chat}, {message}]", chat=value.details["chat"], message=message)
         text = code_of(old).strip()
         raise Unsure(f"`{text}` is used here", f"{NOUNS.get(value.role, 'it')} stays no tensor")
 
@@ -300,7 +305,7 @@ class Expressions:
             return self.cut_row(base, first, scope)
         if base.role == "outputs" and at is not None and constant(at) in (0, "sequences"):
             return replace(base, role="results")
-        return self.vllm_part(base, at, scope) or self.pipeline_part(base, at)
+        return self.vllm_part(base, at, scope) or self.pipeline_part(base, at, scope)
 
     def input_named(self, base: Value, name: object) -> Value | None:
         if name == "input_ids":
@@ -348,21 +353,26 @@ class Expressions:
     def samples_of(self, node: cst.BaseExpression) -> cst.BaseExpression:
         return parse("{node}.samples or ({node},)", node=node)
 
-    def pipeline_part(self, base: Value, at: cst.BaseExpression | None) -> Value | None:
+    def pipeline_part(
+        self, base: Value, at: cst.BaseExpression | None, scope: Scope
+    ) -> Value | None:
         """`out[0]["generated_text"][-1]["content"]`, step by step."""
         said = constant(at)
+        if base.node is None or at is None:
+            return None
         if base.role == "pipe_outputs" and said == 0:
-            if base.kind == "list":
-                return None
-            return replace(base, role="pipe_output", node=parse("{n}[0]", n=base.node or NOTHING))
+            return replace(base, role="pipe_output", node=parse("{n}[0]", n=base.node))
+        if base.role == "pipe_batch":
+            row = parse("{n}[{at}]", n=base.node, at=self.plain_node(at, scope))
+            return replace(base, role="pipe_row", node=row)
         if base.role == "pipe_row" and said == 0:
             return replace(base, role="pipe_output")
-        if base.role == "pipe_output" and said == "generated_text" and base.node is not None:
+        if base.role == "pipe_output" and said == "generated_text":
             return self.pipeline_text(base)
         if base.role == "pipe_chat" and said == -1:
             return replace(base, role="pipe_message")
         if base.role == "pipe_message" and said == "content":
-            return plain(parse("{n}.text", n=base.node or NOTHING), "text")
+            return plain(parse("{n}.text", n=base.node), "text")
         return None
 
     def pipeline_text(self, base: Value) -> Value:
@@ -517,7 +527,6 @@ class Expressions:
         raise Unsure(f"`{code_of(target)}` takes rows apart", "a row is a result in the draft")
 
 
-NOTHING = cst.Name("None")
 NOUNS = {
     "engine": "the model",
     "inputs": "what the tokenizer returns",
@@ -571,10 +580,9 @@ def element_of(value: Value, target: cst.BaseExpression) -> Value | None:
         return Value(target, roles[value.role], details=value.details)
     if value.role in ("ids", "mask"):
         return Value(None, f"{value.role}_row", count=None)
-    if value.role == "pipe_outputs":
-        return replace(
-            value, node=target, role="pipe_row" if value.kind == "list" else "pipe_output"
-        )
+    if value.role in ("pipe_outputs", "pipe_batch"):
+        role = "pipe_output" if value.role == "pipe_outputs" else "pipe_row"
+        return replace(value, node=target, role=role)
     return None
 
 

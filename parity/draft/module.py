@@ -11,6 +11,7 @@ from typing import Any
 import libcst as cst
 
 from parity.draft import importing, parts
+from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
 from parity.draft.loads import Load, part_of
@@ -21,9 +22,11 @@ from parity.draft.roles import (
     Unsure,
     Value,
     assignment,
+    bound_arguments,
     code_of,
     dotted,
     is_of_self,
+    parameter_names,
     parse,
 )
 from parity.draft.statements import Statements, is_no_grad
@@ -111,6 +114,7 @@ class ModuleDraft(Statements):
         self.waiting: dict[str, str] = {}
         self.moved_stops = {}
         self.collect()
+        self.depths = Depths(module, {name: one.node for name, one in self.functions.items()}, seen)
 
     def collect(self) -> None:
         for statement in self.module.body:
@@ -778,31 +782,6 @@ def is_main(statement: cst.BaseStatement) -> bool:
         is_call = isinstance(statement.body[0], cst.Expr)
         return is_call and "main" in NamesIn.of(statement)
     return importing.is_guard(statement)
-
-
-def parameter_names(node: cst.FunctionDef) -> list[str]:
-    every = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
-    return [parameter.name.value for parameter in every]
-
-
-def bound_arguments(
-    call: cst.Call, node: cst.FunctionDef, is_method: bool
-) -> dict[str, cst.BaseExpression] | None:
-    """Arguments by parameter; None where stars hide them."""
-    names = parameter_names(node)[1 if is_method else 0 :]
-    found: dict[str, cst.BaseExpression] = {}
-    position = 0
-    for arg in call.args:
-        if arg.star:
-            return None
-        if arg.keyword is not None:
-            found[arg.keyword.value] = arg.value
-        elif position < len(names):
-            found[names[position]] = arg.value
-            position += 1
-        else:
-            return None
-    return found
 
 
 def part_of_object(kind: str) -> str:

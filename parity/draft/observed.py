@@ -179,6 +179,14 @@ class Observed:
         text = owner.apply_chat_template(PROBE, tokenize=False, add_generation_prompt=True, **said)
         return str(text)
 
+    def has_several_prompts(self) -> bool:
+        """Whether a recorded call of a function asked more than one."""
+        first = [
+            [row for row in case.rows if not row.get("request", {}).get("sample")]
+            for case in self.cases
+        ]
+        return any(len(rows) > 1 for rows in first)
+
     def has_double_bos(self) -> bool:
         bos = getattr(getattr(self.checkpoint, "tokenizer", None), "bos_token_id", None)
         if bos is None:

@@ -19,6 +19,7 @@ old code is translated by itself, so that loops, helpers and classes keep their 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,10 +86,9 @@ def code_of(node: cst.CSTNode) -> str:
 
 def parse(text: str, /, **nodes: cst.BaseExpression) -> cst.BaseExpression:
     """An expression from text; `{name}` stands for one of the nodes."""
-    codes = {name: code_of(node) for name, node in nodes.items()}
-    for name, code in codes.items():
-        text = text.replace("{" + name + "}", code)
-    return cst.parse_expression(text)
+    names = "|".join(nodes)
+    filled = re.sub(f"{{({names})}}", lambda found: code_of(nodes[found[1]]), text)
+    return cst.parse_expression(filled)
 
 
 def assignment(target: cst.BaseExpression, value: cst.BaseExpression) -> cst.Assign:
@@ -134,3 +134,28 @@ def dotted(node: cst.BaseExpression) -> str:
         base = dotted(node.value)
         return f"{base}.{node.attr.value}" if base else ""
     return ""
+
+
+def parameter_names(node: cst.FunctionDef) -> list[str]:
+    every = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
+    return [parameter.name.value for parameter in every]
+
+
+def bound_arguments(
+    call: cst.Call, node: cst.FunctionDef, is_method: bool
+) -> dict[str, cst.BaseExpression] | None:
+    """Arguments by parameter; None where stars hide them."""
+    names = parameter_names(node)[1 if is_method else 0 :]
+    found: dict[str, cst.BaseExpression] = {}
+    position = 0
+    for arg in call.args:
+        if arg.star:
+            return None
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif position < len(names):
+            found[names[position]] = arg.value
+            position += 1
+        else:
+            return None
+    return found

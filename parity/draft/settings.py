@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -320,7 +320,7 @@ def sampling_params(said: dict[str, cst.BaseExpression]) -> Options:
     add_vllm_stops(said, options)
     skip = said.pop("skip_special_tokens", None)
     if skip is not None and constant(skip) is not True:
-        options.add("decode", parse('{"skip_special_tokens": SKIP}'.replace("SKIP", code_of(skip))))
+        options.add("decode", parse('{"skip_special_tokens": {skip}}', skip=skip))
     for name, node in said.items():
         if constant(node) not in FALSY and name not in ("detokenize", "output_kind"):
             refuse(name, node)
@@ -343,7 +343,3 @@ def add_vllm_stops(said: dict[str, cst.BaseExpression], options: Options) -> Non
             "token_ids",
         )
         options.stop[new] = node if is_sure else parse("{node} or []", node=node)
-
-
-def names_of(fields: Iterable[str]) -> str:
-    return ", ".join(sorted(fields))

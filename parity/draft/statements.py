@@ -8,7 +8,7 @@ from dataclasses import replace
 import libcst as cst
 
 from parity.draft.calls import SEEDS, Calls
-from parity.draft.expressions import NamesIn, Scope
+from parity.draft.expressions import NamesIn, Scope, plain
 from parity.draft.importing import statements_of
 from parity.draft.roles import (
     Copy,
@@ -40,6 +40,10 @@ HELD = {  # role -> what its variable is called
     "vllm_output": "result",
     "pipe_outputs": "results",
     "pipe_output": "result",
+    "pipe_batch": "results",
+    "pipe_row": "result",
+    "pipe_chat": "result",
+    "pipe_message": "result",
 }
 # Attributes of a tokenizer that say how it pads and cuts; the engine does that by itself.
 PADDING = ("padding_side", "pad_token", "pad_token_id", "truncation_side", "model_max_length")
@@ -219,6 +223,10 @@ class Statements(Calls):
         is_site = self.is_site(scope.function)
         if value.role != "plain" and (is_site or value.role in ERASED or value.node is None):
             value = Value(self.as_plain(value, one.value, scope))
+        if {"prompt", "chat"} & value.details.keys():
+            raise Unsure(
+                f"`{code_of(one)}`", "it returns texts with their prompt, as a pipeline does"
+            )
         if value.role not in ("plain", "engine") and value.name in self.demoted:
             raise Demote(value.name)
         before = scope.returned
@@ -229,9 +237,6 @@ class Statements(Calls):
             raise Unsure(f"`{code_of(one)}`", "it returns another thing than an earlier return")
         scope.returned = replace(value, node=None)
         return [one.with_changes(value=value.node)]
-
-    def is_site(self, function: str) -> bool:
-        raise NotImplementedError
 
     # == Assignments ==
 
@@ -334,6 +339,9 @@ class Statements(Calls):
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
     ) -> list[cst.BaseSmallStatement]:
         """An assignment of one value to one target."""
+        known = scope.find(code_of(target))
+        if value.role in ("pipe_chat", "pipe_message") and known and known.role == "plain":
+            value = plain(self.as_plain(value, one.value, scope), "list")
         if value.role == "engine":
             return self.held_engine(target, value, one, scope)
         if value.role == "plain":
@@ -378,8 +386,6 @@ class Statements(Calls):
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
     ) -> list[cst.BaseSmallStatement]:
         details = dict(value.details)
-        if isinstance(one.value, (cst.List, cst.ListComp)):
-            details["display"] = one.value
         if isinstance(target, cst.Name):
             self.bind_name(target, Value(target, kind=value.kind, details=details), scope)
             if "row" in value.details:
