@@ -10,13 +10,22 @@ import libcst as cst
 from parity.draft.chats import CHAT, CHATS, Depths
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.expressions import Expressions, Scope, kind_of, plain
-from parity.draft.loads import Load, part_of, transformers_load, vllm_load
+from parity.draft.loads import (
+    TOKENIZER_DROPPED,
+    Load,
+    keywords_of,
+    left_to_load,
+    part_of,
+    transformers_load,
+    vllm_load,
+)
 from parity.draft.observed import Observed
 from parity.draft.roles import Unsure, Value, code_of, constant, dotted, is_short, parse
 from parity.draft.settings import GenerateOptions, Options, literal, mapping, sampling_params
 
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
          "bfloat16", "tie_weights")  # fmt: skip
+PLACES = ("to", "cuda", "cpu")
 DTYPE_CALLS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}
 TEMPLATE_WORDS = {
     "conversation", "messages", "tokenize", "add_generation_prompt", "return_tensors",
@@ -30,6 +39,7 @@ TOKENIZER_WORDS = {
 SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.manual_seed",
          "torch.cuda.manual_seed_all", "torch.random.manual_seed")  # fmt: skip
 SAME_UNLISTED = ("min_p", "no_repeat_ngram_size", "min_new_tokens", "max_length")
+OWN_TOKENS = "load() takes the tokenizer of its checkpoint, as it is"
 MISSING = "its meaning here is not known"
 WHOLE = "[*{row}.prompt_token_ids, *{row}.token_ids]"
 NEW = "list({row}.token_ids)"
@@ -76,6 +86,8 @@ class Calls(Expressions):
     def note(self, text: str) -> None:
         raise NotImplementedError
 
+    left: list[str]  # what the old code said of a load, and `load` decides; for a comment
+
     def word(self, name: str) -> str:
         raise NotImplementedError
 
@@ -102,7 +114,7 @@ class Calls(Expressions):
         if last == "from_pretrained":
             return self.pretrained(node, name, scope)
         if last == "LLM" and scope.find(name) is None:
-            return self.loaded(vllm_load(node, self.seen), "llm", scope)
+            return self.made_llm(node, scope)
         if last == "pipeline" and scope.find(name) is None:
             return self.made_pipeline(node, scope)
         if last == "SamplingParams":
@@ -117,6 +129,26 @@ class Calls(Expressions):
             possible = "companions/streaming.py: stream(engine, requests, options)"
             raise Unsure(what, MISSING, possible if "Streamer" in last else "")
         return None
+
+    def made_llm(self, node: cst.Call, scope: Scope) -> Value:
+        other = ("tokenizer", "tokenizer_mode")
+        words = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in other]
+        load = vllm_load(node.with_changes(args=words), self.seen)
+        said = keywords_of(node)
+        self.note_tokenizer(said.get("tokenizer"), load, scope)
+        if constant(said.get("tokenizer_mode", literal("auto"))) != "auto":
+            self.note(f"LLM is told tokenizer_mode={code_of(said['tokenizer_mode'])}; {OWN_TOKENS}")
+        return self.loaded(load, "llm", scope)
+
+    def note_tokenizer(self, node: cst.BaseExpression | None, load: Load, scope: Scope) -> None:
+        """Note a tokenizer of another checkpoint than the model's."""
+        if node is None or constant(node) is None:
+            return
+        path = self.translate(node, scope).details.get("path", node)
+        if code_of(path) != code_of(load.path):
+            self.note(
+                f"the tokenizer is {code_of(path)}, the model {code_of(load.path)}; {OWN_TOKENS}"
+            )
 
     def generation_words(self, node: cst.Call) -> dict[str, cst.BaseExpression]:
         words = [arg for arg in node.args if not arg.star]
@@ -161,9 +193,19 @@ class Calls(Expressions):
             return self.loaded(load, "model", scope)
         path = node.args[0].value
         details = {"path": self.plain_node(path, scope)}
+        self.tokenizer_words(node)
         if part == "processor":
             details |= self.pixel_words(node, scope)
         return Value(scope.find_engine(), "engine", part, details=details)
+
+    def tokenizer_words(self, node: cst.Call) -> None:
+        """Say what a tokenizer or processor is told and the engine's own is not."""
+        said = keywords_of(node)
+        self.left += left_to_load(said, TOKENIZER_DROPPED)
+        known = TOKENIZER_DROPPED | {"min_pixels", "max_pixels"}
+        for name, value in said.items():
+            if name not in known and constant(value) is not None:
+                self.note(f"`{code_of(node.func)}` is told {name}={code_of(value)}; {OWN_TOKENS}")
 
     def is_remote(self, node: cst.Call, owner: str) -> bool:
         return owner == "AutoModel" and any(
@@ -197,6 +239,7 @@ class Calls(Expressions):
         words = [cst.Arg(model)]
         words += [cst.Arg(v, cst.Name(k)) for k, v in said.items() if k != "tokenizer"]
         load = transformers_load(cst.Call(cst.Name("load"), words), self.seen)
+        self.note_tokenizer(said.get("tokenizer"), load, scope)
         return self.loaded(load, "pipeline", scope)
 
     def made_params(self, node: cst.Call, scope: Scope) -> Value:
@@ -305,6 +348,7 @@ class Calls(Expressions):
         wanted = DTYPE_CALLS.get(name) or next((w for w in words if "dtype" in w), "")
         wanted = wanted or next((w for w in words if w.startswith("torch.")), "")
         if not wanted or "device" in wanted:
+            self.left += [f".{name}({', '.join(words)})"] if name in PLACES else []
             return base
         if self.seen.dtype() != self.seen.default_dtype():
             what = f"`{code_of(node)}` changes the dtype"
@@ -317,7 +361,7 @@ class Calls(Expressions):
 
     def called_value(self, node: cst.Call, scope: Scope) -> Value | None:
         """`tokenizer(...)`, `pipe(...)`, `model(...)`."""
-        if not isinstance(node.func, (cst.Name, cst.Attribute)):
+        if not isinstance(node.func, (cst.Name, cst.Attribute, cst.Call)):
             return None
         base = self.translate(node.func, scope)
         if base.role != "engine":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import libcst as cst
@@ -27,29 +27,29 @@ REFUSED = {
 }
 POSSIBLE = "leave it on transformers: gen_engine runs decoder-only text and vision-language models"
 TOKENIZERS = ("Tokenizer", "TokenizerFast")
-# Keywords of from_pretrained that place or fetch a model and do not change what it computes.
+# Keywords of from_pretrained that place or fetch a model and do not change what it computes: left
+# to `load`, which the draft says.
 DROPPED = {
     "device_map", "low_cpu_mem_usage", "use_safetensors", "use_cache", "use_fast", "cache_dir",
     "token", "use_auth_token", "local_files_only", "max_memory", "offload_folder",
-    "padding_side", "truncation_side", "legacy", "tokenizer", "tokenizer_mode",
-    "tensor_parallel_size", "framework", "task", "disable_log_stats", "use_tqdm_on_load", "device",
-    "resume_download", "force_download",
+    "padding_side", "truncation_side", "legacy", "tensor_parallel_size", "framework", "task",
+    "disable_log_stats", "use_tqdm_on_load", "device", "resume_download", "force_download",
 }  # fmt: skip
 PASSED = {"attn_implementation", "revision", "trust_remote_code"}
-VLLM_OWN = {"dtype", "model", "max_model_len", "revision", "trust_remote_code", "tokenizer"}
 # Keywords of LLM that say how vLLM runs, not what it answers: vLLM's own only.
 VLLM_DROPPED = DROPPED - {"tensor_parallel_size"}
+TOKENIZER_DROPPED = DROPPED | {"revision", "trust_remote_code", "pad_token", "model_max_length"}
 
 
 @dataclass(frozen=True)
 class Load:
     """One model that old code loads.   path: an expression.   keywords: of `load`.   comments: by
-    keyword, of those that the old code did not say."""
+    keyword, of those that the old code did not say.   left: what it said, and load decides."""
 
     path: cst.BaseExpression
     keywords: Mapping[str, cst.BaseExpression]
     comments: Mapping[str, str]
-    is_vllm: bool = False
+    left: tuple[str, ...] = ()
 
     @property
     def is_hashable(self) -> bool:
@@ -104,20 +104,30 @@ def transformers_load(call: cst.Call, seen: Observed) -> Load:
     path = positional[0] if positional else said.pop("pretrained_model_name_or_path", None)
     if path is None:
         raise Unsure("a model is loaded", "the name of its checkpoint is not seen")
-    return Load(path, *model_keywords(said, seen))
+    return model_load(path, said, seen)
 
 
-def model_keywords(
-    said: dict[str, cst.BaseExpression], seen: Observed
-) -> tuple[dict[str, cst.BaseExpression], dict[str, str]]:
+def left_to_load(said: Mapping[str, cst.BaseExpression], names: Set[str]) -> tuple[str, ...]:
+    """Those of some keywords that the old code said: `name=value`."""
+    return tuple(
+        f"{name}={code_of(node)}"
+        for name, node in said.items()
+        if name in names and constant(node) is not None
+    )
+
+
+def model_load(
+    path: cst.BaseExpression, said: dict[str, cst.BaseExpression], seen: Observed
+) -> Load:
     keywords: dict[str, cst.BaseExpression] = {}
     comments: dict[str, str] = {}
     dtype = said.pop("dtype", None) or said.pop("torch_dtype", None)
     add_dtype(dtype, keywords, comments, seen)
     refuse_8bit(said)
+    for name in ("device", "device_map"):
+        if name in said and constant(said[name]) == "cpu":
+            keywords["device"] = said.pop(name)
     for name, node in said.items():
-        if name in ("device", "device_map") and constant(node) == "cpu":
-            keywords["device"] = node
         if name in DROPPED or constant(node) is None:
             continue
         if name not in PASSED:
@@ -125,7 +135,7 @@ def model_keywords(
         if constant(node) is False or (name == "attn_implementation" and constant(node) == "sdpa"):
             continue  # what load() does by itself
         keywords[name] = node
-    return keywords, comments
+    return Load(path, keywords, comments, left_to_load(said, DROPPED))
 
 
 def add_dtype(
@@ -173,4 +183,4 @@ def vllm_load(call: cst.Call, seen: Observed) -> Load:
             cst.DictElement(cst.SimpleString(f'"{name}"'), node) for name, node in own.items()
         ]
         keywords["vllm_kwargs"] = cst.Dict(elements)
-    return Load(path, keywords, comments, is_vllm=True)
+    return Load(path, keywords, comments, left_to_load(said, VLLM_DROPPED))

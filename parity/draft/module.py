@@ -32,6 +32,7 @@ from parity.draft.roles import (
 from parity.draft.statements import Statements, is_no_grad
 
 TODO = "# TODO parity: "
+LEFT = "# left to load(): "
 LIBRARIES = ("transformers", "torch", "vllm")
 ENGINE_CLASSES = {"Processor": "processor", "LLM": "llm", "Pipeline": "pipeline",
                   "LLMEngine": "llm"}  # fmt: skip
@@ -104,6 +105,7 @@ class ModuleDraft(Statements):
         self.todos: list[Todo] = []
         self.changes: list[str] = []
         self.notes: list[str] = []
+        self.left = []
         self.stack: list[str] = []
         self.loads: list[Load] = []
         self.early: dict[int, Value] = {}
@@ -153,13 +155,24 @@ class ModuleDraft(Statements):
             texts += [f"decide: {decision.question}" for decision in self.ask.fresh]
         self.ask.fresh.clear()
         self.notes.clear()
-        if not texts or not statements:
+        if not statements:
             self.notes += texts
             return statements
         for text in texts:
             self.todos.append(Todo(text, self.line_of(old)))
-        first = with_comments(statements[0], [TODO + text for text in dict.fromkeys(texts)])
-        return [first, *statements[1:]]
+        comments = [*self.left_comment(), *(TODO + text for text in dict.fromkeys(texts))]
+        return [with_comments(statements[0], comments), *statements[1:]] if comments else statements
+
+    def say_left(self, before: list[cst.BaseStatement]) -> None:
+        """At the statement before, where nothing stands for the one that said it."""
+        if before:
+            before[-1] = with_comments(before[-1], self.left_comment())
+
+    def left_comment(self) -> list[str]:
+        """Once: what the old code said of a load, and `load` decides by itself."""
+        said = ", ".join(dict.fromkeys(self.left))
+        self.left.clear()
+        return [f"{LEFT}{said}"] if said else []
 
     def line_of(self, node: cst.CSTNode | None) -> int:
         """A line of the old source; 0 where that is not known."""
@@ -181,6 +194,7 @@ class ModuleDraft(Statements):
             return self.left_as_it_is(error)
         self.note_problem()
         self.todos += [Todo(text) for text in self.notes]
+        self.changes += [text.removeprefix("# ") for text in self.left_comment()]
         body = self.cleaned(body)
         module = self.module.with_changes(body=body)
         todos = tuple(self.todos)
@@ -228,12 +242,16 @@ class ModuleDraft(Statements):
     def module_level(self, main: bool) -> dict[int, list[cst.BaseStatement]]:
         """Statements of the module itself; those that run as a script come last."""
         done = {}
+        last: list[cst.BaseStatement] = []
         for statement in self.module.body:
             if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
                 continue
             if is_main(statement) is main:
                 self.ahead = self.module.body
-                done[id(statement)] = self.statements([statement], self.scope)
+                new = self.statements([statement], self.scope)
+                self.say_left([] if new else last)
+                last = new or last
+                done[id(statement)] = new
         return done
 
     def site_functions(self) -> None:
@@ -495,6 +513,7 @@ class ModuleDraft(Statements):
         keywords = {name: self.plain_node(node, scope) for name, node in load.keywords.items()}
         load = replace(load, path=path, keywords=keywords)
         self.loads.append(load)
+        self.left += load.left
         self.note_problem()
         node = parts.load_call(load, self.load_name(load, scope))
         return Value(node, "engine", kind, details={"path": path})
@@ -577,15 +596,18 @@ class ModuleDraft(Statements):
 
     def as_loader(self, name: str, known: Function) -> bool:
         """A function that only loads: its whole body becomes one cached `load`."""
+        left = list(self.left)
         found = parts.Loader(self, known.node).found(Scope(name, outer=self.loader_scope(known)))
         if found is None:
+            self.left = left
             return False
         value, kept = found
         known.returned = replace(value, node=None, name="")
         if value.node is None or "bare" in value.details:
             known.new = known.node
             return True
-        known.new = parts.cached(known.node, kept, value.node, self.word)
+        new = parts.cached(known.node, kept, value.node, self.word)
+        known.new = cst.ensure_type(with_comments(new, self.left_comment()), cst.FunctionDef)
         known.is_loader = True
         return True
 

@@ -58,6 +58,9 @@ CHANGES = ("append", "extend", "insert", "pop", "clear", "remove")
 class Statements(Calls):
     generated_names: set[str]
 
+    def say_left(self, before: list[cst.BaseStatement]) -> None:
+        raise NotImplementedError
+
     def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
         raise NotImplementedError
 
@@ -81,6 +84,7 @@ class Statements(Calls):
             except Unsure as error:
                 self.failed(statement, error)
                 raise
+            self.say_left(done if not (new or scope.pending) else [])
             done += self.marked([*scope.pending, *new], statement)
             scope.pending = outside
         return done
