@@ -366,6 +366,8 @@ class Calls(Expressions):
         base = self.translate(node.func, scope)
         if base.role != "engine":
             return None
+        if base.kind == "tokenizer" and "return_tensors" not in self.words(node):
+            return None  # lists of ids, which are counted or looked at: no input of a model
         if base.kind in ("tokenizer", "processor"):
             return self.tokenized(base, node, scope)
         if base.kind == "pipeline":

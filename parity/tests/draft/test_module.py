@@ -116,6 +116,15 @@ def test_draft_of_a_raw_prompt_asks_what_the_old_code_asked(code: str, value: An
     assert engine.calls == [([{"prompt": "Why?"}], options)]
 
 
+@pytest.mark.parametrize("ids", ["tok(question)['input_ids']", "tok(question, add_special_tokens=False)['input_ids']"])
+def test_draft_of_a_prompt_whose_tokens_are_counted_counts_them(ids: str) -> None:
+    code = (
+        f"if len({ids}) > 9:\n    return ''\n{PROMPT}out = model.generate(**inputs, max_new_tokens=5)\n"
+        f"return len({ids}), tok.decode(out[0][inputs['input_ids'].shape[1]:], skip_special_tokens=True)"
+    )
+    assert run(body(code, question="Why?"), "answer", "Why?")[0] == (4, "ANSWER")
+
+
 RENDER = "text = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)\n"
 GENERATE = """
 inputs = tok(text, return_tensors='pt')
