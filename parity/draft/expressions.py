@@ -194,10 +194,13 @@ class Expressions:
             return replace(base, role="shape")
         if base.role == "outputs":
             return self.output_attribute(base, name, node)
-        found = self.vllm_attribute(base, name, scope)
+        found = self.vllm_attribute(base, name, scope) or self.object_attribute(base, name)
         if found is not None:
             return found
         return plain(node.with_changes(value=self.as_plain(base, node.value, scope)))
+
+    def object_attribute(self, base: Value, name: str) -> Value | None:
+        raise NotImplementedError
 
     def engine_attribute(self, base: Value, name: str, node: cst.Attribute) -> Value:
         if base.kind == "processor" and name == "tokenizer":

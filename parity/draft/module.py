@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import libcst as cst
+import libcst.matchers as m
 
 from parity.draft import importing, parts
 from parity.draft.chats import Depths
@@ -407,6 +408,9 @@ class ModuleDraft(Statements):
 
     def function_call(self, node: cst.Call, scope: Scope) -> Value | None:
         name = self.called_name(node, scope)
+        made = dotted(node.func)
+        if name is None and made in self.classes:
+            return replace(self.others(node, scope), details={"object": node.func})
         if name is None:
             self.refuse_unseen_method(node)
             return None
@@ -427,11 +431,27 @@ class ModuleDraft(Statements):
                 raise Unsure(f"`{code_of(node)}` is given {parameter}", "it has no tensor to give")
         known = self.ensure(name, roles)
         call = self.new_call(node, known, values, scope)
+        if name.endswith(".__init__"):
+            return Value(call, details={"object": node.func})
         returned = known.returned
-        if returned is None or returned.role == "plain" or name.endswith(".__init__"):
-            kind = returned.kind if returned is not None and not name.endswith(".__init__") else ""
-            return Value(call, kind=kind)
+        if returned is None or returned.role == "plain":
+            return Value(call, kind=returned.kind if returned is not None else "")
         return replace(returned, node=call, name="")
+
+    def object_attribute(self, base: Value, name: str) -> Value | None:
+        """`bot.model`, of an object whose class keeps an engine in place of it."""
+        made = base.details.get("object")
+        scope = self.classes.get(code_of(made)) if made is not None else None
+        holder = scope
+        while holder is not None and holder.class_name:
+            if f"{holder.class_name}.__init__" in self.functions:
+                self.ensure(f"{holder.class_name}.__init__", {})
+            holder = holder.outer
+        known = scope.find(f"self.{name}") if scope is not None else None
+        if known is None or known.role != "engine" or known.node is None or base.node is None:
+            return None
+        attribute = dotted(known.node).removeprefix("self.")
+        return replace(known, node=parse("{base}." + attribute, base=base.node), name="")
 
     def refuse_plugin(self, class_name: str) -> None:
         """Criteria and processors of the module are code that runs inside generate."""
@@ -502,6 +522,11 @@ class ModuleDraft(Statements):
             if value.node is None or "bare" in value.details:
                 raise Unsure(f"`{code_of(old)}` is given on", "its engine is not seen")
             return value.node
+        if parameter in known.renamed and value.role == "plain":
+            what = (
+                f"`{code_of(old)}` is given to {known.node.name.value}, which takes an engine now"
+            )
+            self.note(f"{what}: give it one, because what it holds is not seen here")
         if value.role in ("plain", "engine", "settings") or value.node is None:
             return self.as_plain(value, old, scope)
         return value.node
@@ -697,7 +722,10 @@ class ModuleDraft(Statements):
                     self.factories.setdefault(function, {})["self"] = factory
 
     def constructed(self, class_name: str) -> list[str] | None:
-        """A call with the checkpoint of the goldens, where that is all that the class takes."""
+        """A call with the checkpoint of the goldens, where that is all that the class is given."""
+        calls = m.findall(self.module, m.Call(func=m.Name(class_name)))
+        if any(len(cst.ensure_type(call, cst.Call).args) > 1 for call in calls):
+            return None
         init = self.functions.get(f"{class_name}.__init__")
         if init is None or not self.seen.models:
             return None

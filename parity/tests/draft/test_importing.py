@@ -270,3 +270,62 @@ def test_a_factory_takes_no_name_of_the_old_source(name: str) -> None:
     made = [factory for given in draft.factories.values() for factory in given.values()]
     assert len(set(made)) == 3 and name not in made and f"{name}_2" in made
     assert all(draft.code.count(f"def {factory}():") == 1 for factory in (name, *made))
+
+
+OBJECT = """
+    import sys
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    class Bot:
+        def __init__(self, path, budget=5):
+            self.tok = AutoTokenizer.from_pretrained(path)
+            self.model = AutoModelForCausalLM.from_pretrained(path)
+            self.budget = budget
+
+        def ask(self, q):
+            inputs = self.tok(q, return_tensors="pt")
+            out = self.model.generate(**inputs, max_new_tokens=self.budget, do_sample=False)
+            return self.tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+    class Other(Bot):
+        pass
+
+    def answer(model, tok, question):
+        inputs = tok(question, return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+
+    def main(path, budget=4):
+        bot = MADE
+        names = sys.modules["argparse"].Namespace(model="kept")
+        print(answer(bot.model, bot.tok, "a"), len(bot.tok("b")["input_ids"]), names.model, bot.budget)
+"""
+GIVEN = {"model": {"$object": "x.QwenForCausalLM"}, "tok": {"$object": "x.QwenTokenizer"}}
+
+
+@pytest.mark.parametrize("made", ["Bot(path)", "Other(path)"])
+def test_a_model_that_an_object_keeps_is_its_engine_where_it_is_given_on(
+    made: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bot.model` was left, which the draft's object has no more."""
+    source = OBJECT.replace("import sys", "import sys, argparse").replace("MADE", made)
+    draft = draft_of(source, seen(**GIVEN, question="x"))  # type: ignore[arg-type]
+    assert not draft.todos
+    run(draft, "main", "m")
+    assert capsys.readouterr().out == "ANSWER 1 kept 5\n"
+
+
+def test_a_model_that_is_not_seen_where_it_is_given_on_is_left_with_a_line() -> None:
+    source = OBJECT.replace("MADE", "sys.argv")
+    draft = draft_of(source, seen(**GIVEN, question="x"))  # type: ignore[arg-type]
+    [todo] = draft.todos
+    assert "`bot.model` is given to answer, which takes an engine now" in todo.text
+
+
+def test_an_object_that_is_given_more_than_its_checkpoint_is_not_made_without_it() -> None:
+    observed = seen("Bot.ask", self={"$object": "__main__.Bot"}, q="x")
+    source = textwrap.dedent(OBJECT).partition("def answer")[0]
+    draft = draft_of(f"{source}def main(path):\n    return Bot(path).ask('a')\n", observed)
+    assert draft.factories == {"Bot.ask": {"self": "make_self"}}
+    draft = draft_of(f"{source}def main(path, budget=9):\n    return Bot(path, budget=budget)\n", observed)
+    assert draft.factories == {} and "what makes a Bot" in draft.todos[-1].text
