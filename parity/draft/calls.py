@@ -1142,7 +1142,7 @@ class Calls(Expressions):
         if value.role == "request" and value.node is not None:
             return one_output(value.node, value.old if returns_prompt else None)
         node = self.as_plain(value, given, scope)
-        if self.seen.rows and all(row.get("messages") for row in self.seen.rows):
+        if self.holds_messages(given, value, scope):
             return self.pipeline_chats(given, node, returns_prompt, scope)
         if not self.is_list(value, given, {}):
             request = parse('{"prompt": {node}}', node=node)
@@ -1153,6 +1153,13 @@ class Calls(Expressions):
             raise Unsure(what, why, "return_full_text=False, and record again")
         requests = parse('[{"prompt": prompt} for prompt in {node}]', node=node)
         return Value(requests, "pipe_batch", "text")
+
+    def holds_messages(self, given: cst.BaseExpression, value: Value, scope: Scope) -> bool:
+        """Whether an expression is a chat or chats: by the source, or else by the goldens."""
+        if self.depths.of(given, scope.function) in (CHAT, CHATS):
+            return True
+        rows = self.seen.rows if value.kind != "text" else ()
+        return bool(rows) and all(row.get("messages") for row in rows)
 
     def pipeline_chats(
         self,

@@ -181,6 +181,28 @@ def test_draft_of_a_pipeline_over_texts_is_a_batch_where_they_are_new_ones() -> 
     assert not draft.is_moved and "each text holds its prompt" in draft.todos[0].text
 
 
+def test_draft_of_chats_and_texts_in_one_file_tells_them_apart() -> None:
+    """The goldens of all sites of a file were asked whether a call is a chat."""
+    source = """
+        from transformers import pipeline
+        pipe = pipeline("text-generation", model="m")
+
+        def answer(questions):
+            messages = []
+            for q in questions:
+                messages.append({"role": "user", "content": q})
+            return pipe(messages, max_new_tokens=5)[0]["generated_text"][-1]["content"]
+
+        def told(question):
+            return pipe(f"Q: {question}", max_new_tokens=5)[0]["generated_text"]
+    """
+    chat = seen(rows=[{**row(), "messages": [{"role": "user", "content": "a"}]}], questions=["a"])
+    for observed in (chat, chat.beside(seen("told", question="a"))):
+        draft = draft_of(source, observed)
+        assert asked(run(draft, "answer", ["a", "b"])[1]) == [["b"]]
+        assert run(draft, "told", "a")[0] == "Q: aANSWER"
+
+
 def test_draft_of_a_prompt_with_braces_keeps_them() -> None:
     """`{text}` of an f-string was taken for a gap in what the draft writes."""
     source = """
