@@ -95,6 +95,29 @@ def test_what_a_release_cannot_do_is_data(
     assert said is None if refused is None else refused in str(said)
 
 
+@pytest.mark.parametrize(
+    ("version", "settings", "refused"),
+    [
+        ("0.11.0", {}, True),
+        ("0.11.0", {"max_model_len": 8192}, True),
+        ("0.11.0", {"max_model_len": 8192, "vllm_kwargs": {"enable_chunked_prefill": False}}, True),
+        ("0.11.0", {"max_model_len": 8192, "vllm_kwargs": {"max_num_batched_tokens": 8192}}, False),
+        ("0.11.0", {"max_model_len": 4096}, False),
+        ("0.12.0", {"max_model_len": 8192}, False),
+    ],
+    ids=str,
+)
+def test_samples_are_refused_where_vllm_may_compute_a_prompt_in_parts(
+    pretend: Pretend, version: str, settings: dict[str, Any], refused: bool
+) -> None:
+    """vLLM 0.11 can only be kept from it where a step has as many tokens as the window."""
+    pretend("vllm", version)
+    config = ModelLoadConfig(str(TEXT), backend="vllm", **settings)
+    said = refusal_of(Asked(config, GenerationOptions(temperature=1.0)))
+    assert ("cannot do samples on a CPU" in str(said)) == refused
+    assert refusal_of(Asked(config, GenerationOptions())) is None
+
+
 @pytest.mark.parametrize(("version", "refused"), [("0.11.0", True), ("0.13.0", True), ("0.14.0", False)])
 def test_plugins_that_could_break_a_structure_are_refused_where_vllm_goes_on(
     pretend: Pretend, version: str, refused: bool
