@@ -4104,11 +4104,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     @contextlib.contextmanager
     def bare(self, *, read_only: bool = False) -> Iterator[Any]:
-        """The library's own model, for what this engine does not offer. No other thread runs
-        meanwhile.
+        """The library's own model, for what this engine does not offer: on hf the transformers
+        model, on vllm the vllm.LLM. No other thread runs meanwhile.
 
-        Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
-        is used, afterwards nothing that they held before is, and nothing falls back.
+        Weights may be written in it: inside it the engine's calls use neither its cache nor vLLM's
+        prefix cache, afterwards nothing that these held before is used, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
         with self._answering() if read_only else self._whole():
             answers = self._answers
