@@ -24,7 +24,7 @@ from gen_engine import (
 from parity.companions.speculation import Speculation
 from parity.companions.structured import Grammars, StructuredOptions, grammar_of
 
-from ..conftest import PROMPT, ROOT, TEXT, Load, chat
+from ..conftest import PROMPT, ROOT, TEXT, WINDOW, Load, chat
 
 COUNT = chat("Count to 30.")
 
@@ -277,7 +277,8 @@ CALLS: list[tuple[dict[str, Any], bool, str | None]] = [
 def test_refusal_of_a_call_names_what_vllm_cannot_do(
     options: dict[str, Any], has_hook: bool, refused: str | None
 ) -> None:
-    asked = Asked(ModelLoadConfig(str(TEXT), backend="vllm", logits_hooks=has_hook), GenerationOptions(**options))
+    config = ModelLoadConfig(str(TEXT), backend="vllm", max_model_len=WINDOW, logits_hooks=has_hook)
+    asked = Asked(config, GenerationOptions(**options))
     error = refusal_of(asked)
     assert refused is None if error is None else error.problem == f"vllm cannot do {refused}"
     assert refusal_of(asked._replace(config=ModelLoadConfig(str(TEXT)))) is None
