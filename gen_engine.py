@@ -2621,12 +2621,23 @@ def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
-def splits_prompts(config: ModelLoadConfig) -> bool:
-    """Whether the caller's vllm_kwargs may have vLLM compute long prompts in parts."""
-    most = config.vllm_kwargs.get("max_num_batched_tokens")
-    wants = config.vllm_kwargs.get("enable_chunked_prefill")
+SPLITTING = ("enable_chunked_prefill", "long_prefill_token_threshold")  # of vllm_kwargs
+
+
+def splits_prompts(config: ModelLoadConfig, *, step: int | None = None) -> bool:
+    """Whether the caller's vllm_kwargs may have vLLM compute long prompts in parts.
+
+    step: tokens of a step where they do not say so. Default None: as many as the window."""
+    most = config.vllm_kwargs.get("max_num_batched_tokens", step)
+    wants = [config.vllm_kwargs.get(name) for name in SPLITTING]
     window = config.max_model_len or sys.maxsize
-    return bool(wants) or (wants is None and most is not None and most < window)
+    return any(wants) or (most is not None and most < window)
+
+
+def splits_samples(asked: Asked, *, step: int | None = None) -> bool:
+    """Whether a row is sampled whose generator vLLM may want to turn back, which a CPU's cannot."""
+    is_sampled = bool(asked.options.temperature)
+    return is_sampled and splits_prompts(asked.config, step=step) and vllm_is_on_cpu()
 
 
 def holds_back_free_ends(asked: Asked) -> bool:
@@ -2709,8 +2720,16 @@ UNSUPPORTED = (
     Refusal(
         "vllm",
         "samples on a CPU where vllm_kwargs let it compute prompts in parts",
-        lambda a: a.options.temperature and splits_prompts(a.config) and vllm_is_on_cpu(),
-        "drop enable_chunked_prefill and max_num_batched_tokens, or use backend='hf'",
+        splits_samples,
+        "drop enable_chunked_prefill, max_num_batched_tokens and long_prefill_token_threshold, "
+        "or use backend='hf'",
+    ),
+    Refusal(
+        "vllm",
+        "samples on a CPU without a max_model_len of at most 4096",  # the tokens of its step
+        functools.partial(splits_samples, step=4096),
+        "load with that, or with vllm_kwargs={'max_num_batched_tokens': max_model_len}",
+        "vllm>=0.11,<0.12",
     ),
     Refusal(
         "vllm",
@@ -3556,6 +3575,19 @@ def restore_groups(vllm_config: Any) -> None:
         worker.init_worker_distributed_environment(vllm_config, 0, address, 0, backend)
 
 
+def schedule_whole_prompts(engine: Any) -> None:
+    """Have vLLM 0.11 keep to enable_chunked_prefill=False, which it puts back while it loads. Only
+    its scheduler: its attention reads the same name where it continues a cached prefix."""
+    core = getattr(engine.engine_core, "engine_core", None)  # None in a process of its own
+    config = engine.vllm_config.scheduler_config
+    if core is None or not hasattr(config, "chunked_prefill_enabled"):
+        return
+    own = copy.copy(config)
+    # A prompt that is longer than a step would wait for ever.
+    own.chunked_prefill_enabled = config.max_num_batched_tokens < config.max_model_len
+    core.scheduler.scheduler_config = own
+
+
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM. The caller's vllm_kwargs win over ours; their logits processors come
     after ours."""
@@ -3716,11 +3748,14 @@ class VllmBackend:
         if settings.adapters:
             self.adapters = companions.adapters.vllm_requests(settings.adapters)
         groups = lazy_import("vllm.distributed.parallel_state")
+        arguments = vllm_arguments(settings, checkpoint)
         # Last, for nothing would shut it down where something else failed.
         with in_process(first_runner=settings.logits_hooks):
-            self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
+            self.model = lazy_import("vllm").LLM(**arguments)
         window = self.model.llm_engine.vllm_config.model_config.max_model_len
         self.checkpoint = dataclasses.replace(checkpoint, window=window)
+        if arguments.get("enable_chunked_prefill") is False:
+            schedule_whole_prompts(self.model.llm_engine)
         self.grouped = groups.model_parallel_is_initialized()
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
@@ -4069,11 +4104,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     @contextlib.contextmanager
     def bare(self, *, read_only: bool = False) -> Iterator[Any]:
-        """The library's own model, for what this engine does not offer. No other thread runs
-        meanwhile.
+        """The library's own model, for what this engine does not offer: on hf the transformers
+        model, on vllm the vllm.LLM. No other thread runs meanwhile.
 
-        Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
-        is used, afterwards nothing that they held before is, and nothing falls back.
+        Weights may be written in it: inside it the engine's calls use neither its cache nor vLLM's
+        prefix cache, afterwards nothing that these held before is used, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
         with self._answering() if read_only else self._whole():
             answers = self._answers

@@ -449,6 +449,19 @@ def test_the_bare_model_ends_as_the_checkpoint_says_and_what_is_set_there_change
         assert engine.model.generation_config is own
 
 
+def test_bare_on_vllm_is_vllms_llm_and_what_it_left_running_is_aborted(shared: Load) -> None:
+    params = importlib.import_module("vllm").SamplingParams(temperature=0, max_tokens=60)
+    engine = shared(TEXT, "vllm")
+    [usual] = engine.generate_text_batch([COUNT], {"max_new_tokens": 60})
+    prompt = {"prompt_token_ids": list(usual.prompt_token_ids)}
+    with engine.bare(read_only=True) as llm:
+        [output] = llm.generate([prompt], params, use_tqdm=False)
+        assert tuple(output.outputs[0].token_ids) == usual.token_ids
+        llm.llm_engine.add_request("left", prompt, params)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert engine.generate_text_batch([COUNT], {"max_new_tokens": 60}) == [usual]
+
+
 def test_equal_requests_have_logits_of_their_own(hooked: GenerationEngine) -> None:
     first, second = hooked.generate_text_batch([{"prompt": "The"}] * 2, {"max_new_tokens": 2, "logits": True})
     first.logits.zero_()

@@ -24,7 +24,7 @@ from gen_engine import (
 from parity.companions.speculation import Speculation
 from parity.companions.structured import Grammars, StructuredOptions, grammar_of
 
-from ..conftest import PROMPT, ROOT, TEXT, Load, chat
+from ..conftest import PROMPT, ROOT, TEXT, WINDOW, Load, chat
 
 COUNT = chat("Count to 30.")
 
@@ -93,6 +93,29 @@ def test_what_a_release_cannot_do_is_data(
     pretend(library, version)
     said = refusal_of(Asked(ModelLoadConfig(str(TEXT), **settings)))
     assert said is None if refused is None else refused in str(said)
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "refused"),
+    [
+        ("0.11.0", {}, True),
+        ("0.11.0", {"max_model_len": 8192}, True),
+        ("0.11.0", {"max_model_len": 8192, "vllm_kwargs": {"enable_chunked_prefill": False}}, True),
+        ("0.11.0", {"max_model_len": 8192, "vllm_kwargs": {"max_num_batched_tokens": 8192}}, False),
+        ("0.11.0", {"max_model_len": 4096}, False),
+        ("0.12.0", {"max_model_len": 8192}, False),
+    ],
+    ids=str,
+)
+def test_samples_are_refused_where_vllm_may_compute_a_prompt_in_parts(
+    pretend: Pretend, version: str, settings: dict[str, Any], refused: bool
+) -> None:
+    """vLLM 0.11 can only be kept from it where a step has as many tokens as the window."""
+    pretend("vllm", version)
+    config = ModelLoadConfig(str(TEXT), backend="vllm", **settings)
+    said = refusal_of(Asked(config, GenerationOptions(temperature=1.0)))
+    assert ("cannot do samples on a CPU" in str(said)) == refused
+    assert refusal_of(Asked(config, GenerationOptions())) is None
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.11.0", True), ("0.13.0", True), ("0.14.0", False)])
@@ -254,7 +277,8 @@ CALLS: list[tuple[dict[str, Any], bool, str | None]] = [
 def test_refusal_of_a_call_names_what_vllm_cannot_do(
     options: dict[str, Any], has_hook: bool, refused: str | None
 ) -> None:
-    asked = Asked(ModelLoadConfig(str(TEXT), backend="vllm", logits_hooks=has_hook), GenerationOptions(**options))
+    config = ModelLoadConfig(str(TEXT), backend="vllm", max_model_len=WINDOW, logits_hooks=has_hook)
+    asked = Asked(config, GenerationOptions(**options))
     error = refusal_of(asked)
     assert refused is None if error is None else error.problem == f"vllm cannot do {refused}"
     assert refusal_of(asked._replace(config=ModelLoadConfig(str(TEXT)))) is None

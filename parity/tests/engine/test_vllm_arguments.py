@@ -151,7 +151,11 @@ def test_a_cpu_computes_prompts_whole_unless_the_caller_says_otherwise() -> None
     """For a prompt in parts vLLM turns the generator of a sampled row back, which fails on a CPU."""
     assert arguments_of()["enable_chunked_prefill"] is False
     assert arguments_of(max_model_len=64, vllm_kwargs={"max_num_batched_tokens": 64})["enable_chunked_prefill"] is False
-    for kwargs in ({"max_num_batched_tokens": 48}, {"enable_chunked_prefill": True}):
+    for kwargs in (
+        {"max_num_batched_tokens": 48},
+        {"enable_chunked_prefill": True},
+        {"long_prefill_token_threshold": 32},
+    ):
         assert arguments_of(max_model_len=64, vllm_kwargs=kwargs).get("enable_chunked_prefill") in (None, True)
         config = ModelLoadConfig(str(TEXT), backend="vllm", max_model_len=64, vllm_kwargs=kwargs)
         refused = refusal_of(Asked(config, GenerationOptions(temperature=1.0)))
