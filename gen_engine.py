@@ -2610,6 +2610,11 @@ def vllm_is_on_cpu() -> bool:
     return bool(lazy_import("vllm.platforms").current_platform.is_cpu())
 
 
+def has_own_process(asked: Asked) -> bool:
+    """Whether the environment has vLLM's engine run in a process of its own."""
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
+
+
 def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
     """Whether this is a load, of a checkpoint with a sliding window.   without_layers: only of one
     whose layers all see the whole text."""
@@ -2729,6 +2734,13 @@ UNSUPPORTED = (
         "samples on a CPU without a max_model_len of at most 4096",  # the tokens of its step
         functools.partial(splits_samples, step=4096),
         "load with that, or with vllm_kwargs={'max_num_batched_tokens': max_model_len}",
+        "vllm>=0.11,<0.12",
+    ),
+    Refusal(
+        "vllm",
+        "samples on a CPU in a process of its own",  # `schedule_whole_prompts` does not reach it
+        lambda a: a.options.temperature and vllm_is_on_cpu() and has_own_process(a),
+        "unset VLLM_ENABLE_V1_MULTIPROCESSING before the load, or use backend='hf'",
         "vllm>=0.11,<0.12",
     ),
     Refusal(
@@ -4474,6 +4486,7 @@ FOR_COMPANIONS = (
     "Asked",
     "Refusal",
     "vllm_is_on_cpu",
+    "has_own_process",
     "OTHER_VLLM",
     "WITH_HOOK",
     "Decoder",

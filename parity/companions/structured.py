@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,11 +97,6 @@ def mixes_structures(asked: ge.Asked) -> bool:
     return len({prompt.structured is None for prompt in asked.prompts}) == 2
 
 
-def has_own_process(asked: ge.Asked) -> bool:
-    """Whether vLLM's engine, which compiles structures, is in a process of its own."""
-    return os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
-
-
 REFUSALS = (
     ge.Refusal(
         "vllm",
@@ -113,8 +107,8 @@ REFUSALS = (
     ),
     ge.Refusal(
         "vllm",
-        "structures in a process of its own",
-        has_own_process,
+        "structures in a process of its own",  # where they are compiled
+        ge.has_own_process,
         "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'",
         "vllm<0.32",
     ),

@@ -118,6 +118,19 @@ def test_samples_are_refused_where_vllm_may_compute_a_prompt_in_parts(
     assert refusal_of(Asked(config, GenerationOptions())) is None
 
 
+@pytest.mark.parametrize(("version", "refused"), [("0.11.2", True), ("0.12.0", False)])
+def test_samples_are_refused_where_the_scheduler_is_out_of_reach(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    """In a process of its own vLLM 0.11 died of them, and with it the engine."""
+    pretend("vllm", version)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    config = ModelLoadConfig(str(TEXT), backend="vllm", max_model_len=WINDOW)
+    said = refusal_of(Asked(config, GenerationOptions(temperature=1.0)))
+    assert ("samples on a CPU in a process of its own" in str(said)) == refused
+    assert refusal_of(Asked(config, GenerationOptions())) is None
+
+
 @pytest.mark.parametrize(("version", "refused"), [("0.11.0", True), ("0.13.0", True), ("0.14.0", False)])
 def test_plugins_that_could_break_a_structure_are_refused_where_vllm_goes_on(
     pretend: Pretend, version: str, refused: bool
