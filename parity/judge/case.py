@@ -130,8 +130,22 @@ class Judge:
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     """Everything else that differs before the model's ids, with both values, or that the new side
-    alone breaks."""
-    named = {name: difference.sentence() for name, difference in comparison.counted}
+    alone breaks; not what follows from the cause, as the text and the ids of other messages do."""
+    named = {
+        name: difference.sentence()
+        for name, difference in comparison.counted
+        if not follows(difference, cause)
+    }
     for broken in comparison.broken:
         named.setdefault(broken.cause, f"row {broken.row}: {broken.sentence}")
     return tuple(f"{name}: {said}" for name, said in named.items() if name != cause.name)
+
+
+def follows(difference: Difference, cause: Cause) -> bool:
+    """Whether a prompt's text, or its ids, differ as what they are made of does."""
+    made_of = {
+        "prompt_text": ("prompt.messages", "prompt.template"),
+        "prompt_ids": ("prompt.messages", "prompt.template", "prompt.text"),
+    }
+    is_whole = not difference.field
+    return is_whole and cause.name in made_of.get(difference.stage, ())

@@ -84,7 +84,12 @@ def tools_of(old: Case) -> Tools:
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def render(messages: Any, arguments: Mapping[str, Any]) -> str:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        from jinja2 import TemplateError
+
+        try:
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses its input: {error}") from error
         return text
 
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
