@@ -139,10 +139,21 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     """A prompt behind an answer that differs may hold that answer, and one may differ by the id
     that is asked for: neither fails anything by itself."""
     row = difference.row or 0
+    if (difference.stage, difference.field) == ("template", "sha256"):
+        own = comparison.tools.template
+        words = template_words(difference.old, own), template_words(difference.new, own)
+        difference = replace(difference, words=words)
     is_excused = row in comparison.behind or row in comparison.read_for_asked
     if difference.counts and (is_excused or changes_no_prompt(difference, comparison)):
         return replace(difference, counts=False)
     return difference
+
+
+def template_words(digest: str, own: str) -> str:
+    """own: sha256 of the checkpoint's template, "" where that is not here."""
+    if own.startswith(digest):
+        return "the checkpoint's own template"
+    return f"another template (sha256 {digest})" if own else f"the template of sha256 {digest}"
 
 
 def changes_no_prompt(difference: Difference, comparison: Compared) -> bool:

@@ -83,3 +83,15 @@ def test_what_follows_from_other_messages_is_not_told_beside_them() -> None:
     sides = [{**row(encode(text, True), text), "messages": [text], "output_ids": []} for text in ("old", "new")]
     old, new = (Case("s", "c", rows=(side,)) for side in sides)
     assert also_differs(Comparison(old, new), Cause("prompt.messages", "likely", "")) == ()
+
+
+def test_another_template_says_which_is_the_checkpoints_own() -> None:
+    sides = []
+    for text, sha in (("old", "t" * 64), ("new", "u" * 64)):
+        template = {"sha256": sha, "arguments": {}}
+        sides.append({**row(encode(text, True), text), "template": template, "messages": ["hi"], "output_ids": []})
+    old, new = (Case("s", "c", rows=(side,)) for side in sides)
+    first = Comparison(old, new, Tools(template="t" * 64)).differences[0]
+    assert first.sentence() == (
+        "prompt.template of row 0 was the checkpoint's own template, is another template (sha256 uuuuuuuuuuuu)"
+    )
