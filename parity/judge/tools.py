@@ -111,12 +111,12 @@ HOLDS: dict[Any, Callable[[str, str], bool]] = {
 
 
 def refuse_edited(golden: Case, store: Store, tools: Tools) -> None:
-    """Raise GoldenError where a text of a golden is not what its ids decode to. Asked of the
-    release that it was recorded with: another one may decode otherwise."""
+    """Raise GoldenError where a text of a golden is not what its ids decode to, or its environment
+    cannot be read. Asked of the release that it was recorded with: another one may decode
+    otherwise."""
     decode = tools.decode
-    if golden.digest or decode is None:
-        return
-    if store.environment_of(golden).get("transformers") != version("transformers"):
+    recorded_with = store.environment_of(golden).get("transformers")
+    if golden.digest or decode is None or recorded_with != version("transformers"):
         return
     for number, row in enumerate(golden.rows):
         problem = text_problem(row, decode)
