@@ -11,6 +11,7 @@ Nothing here reads a file, runs a model or prints.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ class Difference:
     """One field that is unequal. row: number of the model call's row within the case, None for the case's value.
 
     counts: whether it may fail a strict check by itself; a stage that the next one absorbed does not (another way to
-    write messages that render to the same text).
+    write messages that render to the same text).   words: what a person reads in place of old and new, where these are
+    digests.
     """
 
     stage: str
@@ -69,6 +71,7 @@ class Difference:
     new: Any
     row: int | None = None
     counts: bool = True
+    words: tuple[str, str] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -77,6 +80,8 @@ class Difference:
 
     def sentence(self) -> str:
         where = "" if self.row is None else f" of row {self.row}"
+        if self.words is not None:
+            return f"{self.name}{where} was {self.words[0]}, is {self.words[1]}"
         name = self.stage if not self.field else f"{self.stage}.{self.field}"
         was, now = brief(self.old), brief(self.new)
         if was == now:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.store import Case
@@ -23,9 +25,9 @@ MOST_COMPARED = 10_000  # prompts with prompts: of more, the order has to do
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Rows side by side: in order, or, where the same prompts come in another order or some are
-    missing, by prompt and images; of other images, by prompt; of other prompts, by messages. Where
-    one side has more rows, or half of those out of place are more like that of another index, by
-    likeness of the prompts."""
+    missing, by prompt and images; of other images, by prompt; of other prompts, by messages, or by
+    what the user says in them. Where one side has more rows, or half of those out of place are more
+    like that of another index, by likeness of the prompts."""
     in_order = list(zip(old, new))
     for name_of in NAMES:
         names = list(map(name_of, old))
@@ -35,6 +37,10 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
         fewer, more = sorted((Counter(names), Counter(new_names)), key=Counter.total)
         if fewer and fewer <= more:
             return paired_by_name(old, new, names, new_names)
+    texts = list(map(user_text, old))
+    new_texts = list(map(user_text, new))
+    if len({*texts}) == len(old) == len(new) and {*texts} == {*new_texts}:
+        return paired_by_name(old, new, texts, new_texts)
     if len(old) * len(new) > MOST_COMPARED:
         return in_order
     if is_of_other_kind(old, new) or in_another_order(old, new):
@@ -46,6 +52,25 @@ def messages(row: Row) -> Hashable:
     """No row is the same as one of no chat."""
     chat = row.get("messages")
     return (json.dumps(chat, ensure_ascii=False), bool(row.get("images"))) if chat else object()
+
+
+def user_text(row: Row) -> Hashable:
+    """What the user says in a chat, or a prompt that is none; no row without a text is like any."""
+    chat = row.get("messages")
+    if not chat:
+        text = row.get("prompt_text")
+        return object() if text is None else (text, bool(row.get("images")))
+    turns = [turn for turn in chat if isinstance(turn, Mapping) and turn.get("role") == "user"]
+    text = "".join(itertools.chain.from_iterable(map(texts_of, turns)))
+    return (text, bool(row.get("images"))) if text else object()
+
+
+def texts_of(turn: Mapping[str, Any]) -> list[str]:
+    content = turn.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part]
 
 
 NAMES: tuple[Callable[[Row], Any], ...] = (
@@ -104,13 +129,18 @@ def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
     return elsewhere > 1 and elsewhere * 2 >= moved
 
 
-def shared_count(one: Row, other: Row) -> int:
-    """How many ids two prompts share at their beginning and at their end, less those of the longer
-    one: 0 where they are the same, the less the less they are alike."""
+def shared_count(one: Row, other: Row) -> tuple[int, int]:
+    """How many ids two prompts share, less those of the longer one: 0 where they are the same, the
+    less the less they are alike; of as many, how many they begin and end with."""
     ids = one["prompt_ids"]
     other_ids = other["prompt_ids"]
-    first, last = shared_ends(ids, other_ids)
-    return first + last - max(len(ids), len(other_ids))
+    shared = counts_of(prompt_of(one)) & counts_of(prompt_of(other))
+    return shared.total() - max(len(ids), len(other_ids)), sum(shared_ends(ids, other_ids))
+
+
+@functools.lru_cache(1024)
+def counts_of(ids: tuple[int, ...]) -> Counter[int]:
+    return Counter(ids)
 
 
 def paired_by_name(

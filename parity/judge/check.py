@@ -308,10 +308,9 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
                 ):
                     outcomes.append(found)
                     yield found
-    pending.numerics.judge()
     final = zip(outcomes, pending.settle(outcomes))
     settled = {item_of(new): new for old, new in final if new is not old}
-    yield Measured(pending.numerics.told(), settled, environment())
+    yield Measured(pending.told(), settled, environment())
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name

@@ -21,7 +21,7 @@ from parity.goldens.verdict import STAGES, Difference, equal
 from parity.judge.align import has_same_ids, paired
 from parity.judge.row import Pairs, Row, calls_of, reads_what_is_asked, same_prompt, unseen
 from parity.judge.stages import order
-from parity.judge.stages.identity import identity
+from parity.judge.stages.batch import identity
 from parity.judge.stages.prompt import STAGE as PROMPT
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Stage, Tools
 from parity.judge.values import leaves
@@ -29,6 +29,7 @@ from parity.judge.values import leaves
 Named = tuple[str, Difference]  # a cause, and the first difference of that name
 
 AFTER_THE_MODEL = ("output_ids", "decode", "text", "value")
+BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages for a reader
 OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}
 
 
@@ -162,6 +163,21 @@ class Comparison:
             if law.is_new(law.check(old, self.tools), found, old, new):
                 yield Broken(law.name, *found, number, law.place)
                 return
+
+
+def agreement(comparison: Comparison) -> list[str]:
+    """What is the same, and the first difference: for `explain`, one line each."""
+    lines = []
+    found = comparison.differences
+    left_out = {*BESIDE, *(difference.stage for difference in found)}
+    present = dict.fromkeys(key for old, _ in comparison.pairs for key in old)
+    same = [key for key in present if key not in left_out]
+    if same:
+        lines.append(f"the same on both sides: {', '.join(same)}")
+    counted = [difference for difference in found if difference.counts] or found
+    if counted:
+        lines.append(f"first difference: {counted[0].sentence()}")
+    return lines
 
 
 def is_before_ids(difference: Difference) -> bool:

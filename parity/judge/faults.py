@@ -7,17 +7,12 @@ run again", and not as an answer of the moved code, which may catch it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
 from parity.goldens.store import GoldenError
 from parity.record.calls import words_and_place
-
-Returned = TypeVar("Returned")
-Given = ParamSpec("Given")
 
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
 OF_WRONG_CODE = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
@@ -52,20 +47,3 @@ def skip_unjudgeable() -> Iterator[None]:
         yield
     except COULD_NOT_JUDGE as error:
         raise_own_fault(error)
-
-
-def noting_faults(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """A method that the moved code calls without knowing it, and whose errors it may catch: those
-    that are the harness's are noted in the object's `faults`."""
-
-    @functools.wraps(method)
-    def noted(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            owner: Any = args[0]
-            if fault := own_fault(error):
-                owner.faults.append(fault)
-            raise
-
-    return noted

@@ -34,14 +34,14 @@ def has_other_prompt(pair: tuple[Row, Row]) -> bool:
 
 def of_prompt(pair: tuple[Row, Row]) -> Iterator[str]:
     old, new = pair
-    yield from of_ids(old["prompt_ids"], new["prompt_ids"])
-    before = old.get("prompt_text")
-    after = new.get("prompt_text")
-    if before is None or after is None or before == after:
-        return
-    if before.split() == after.split():
+    before = old.get("prompt_text") or ""
+    after = new.get("prompt_text") or ""
+    is_other_text = "" not in (before, after) and before != after
+    if is_other_text and before.split() == after.split():
         yield "the two prompts differ in blanks alone"
-    elif CLOCK.sub("", before) == CLOCK.sub("", after):
+        return
+    yield from of_ids(old["prompt_ids"], new["prompt_ids"])
+    if is_other_text and CLOCK.sub("", before) == CLOCK.sub("", after):
         yield "the two prompts differ in a date or a time alone: pass it in as an argument"
 
 

@@ -21,17 +21,16 @@ from parity.goldens.verdict import Cause, Certainty, Difference, brief, equal
 from parity.judge.align import has_same_ids, paired, same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.naming import difference_cause
-from parity.judge.numerics.weights import checkpoint_of
 from parity.judge.replay import ANSWERS
 from parity.judge.row import Pairs, calls_of, end_ids, entry, model_in, parting_step
 from parity.judge.stages.stage import Decoder
+from parity.judge.tools import checkpoint_of
 from parity.record.rows import BUT_THE_LAST
 
 Parts = frozenset[str]
 Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what
 # comes out; None where the case cannot be run so
 
-BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages for a reader
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 NOT_BACK = "putting it back does not bring the old answer back"
 
@@ -205,18 +204,6 @@ class Inquiry:
                 self.steps.append(f"not {difference.name}: {where}")
                 return False
         return True
-
-    def note_agreement(self) -> None:
-        """Note what is the same and what is the first difference."""
-        found = self.comparison.differences
-        left_out = {*BESIDE, *(difference.stage for difference in found)}
-        present = dict.fromkeys(key for old, _ in self.pairs for key in old)
-        same = [key for key in present if key not in left_out]
-        if same:
-            self.steps.append(f"the same on both sides: {', '.join(same)}")
-        counted = [difference for difference in found if difference.counts] or found
-        if counted:
-            self.steps.append(f"first difference: {counted[0].sentence()}")
 
 
 def is_of_read_prompt(difference: Difference, pairs: Pairs) -> bool:

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import STAGES, Cause, Certainty, Difference, Verdict, brief, equal
-from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
+from parity.judge.equal import asked_otherwise, is_other_samples, latent_cause
 from parity.judge.inquiry import NOT_BACK, Inquiry
 from parity.judge.naming import broken_cause, difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.questions import (
-    NOT_SHOWN,
     Beside,
     Judged,
     Question,
@@ -44,7 +43,6 @@ from parity.judge.row import (
     Row,
     are_prefixes,
     decodes_of,
-    entry,
     images_in,
     is_drawn,
     model_in,
@@ -56,8 +54,7 @@ from parity.judge.row import (
     text_of,
     unseen,
 )
-from parity.judge.stages.stop import told_stops
-from parity.judge.stages.value import kind_of_error
+from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
     is_reordered,
     leaves,
@@ -66,7 +63,6 @@ from parity.judge.values import (
     resembles,
     texts_apart,
 )
-from parity.record.changing import covered_texts, covers_all, value_or_error
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics
@@ -149,10 +145,7 @@ def of_same_value(findings: Findings) -> Judged | None:
     comparison = findings.comparison
     if not comparison.has_same_value:
         return None
-    for rule in (of_nothing_compared, of_seen, of_broken_unseen, of_asked, of_flag):
-        if cause := rule(comparison):
-            return "LATENT", cause, ()
-    if cause := of_prompts_behind(findings.inquiry):
+    if cause := latent_cause(comparison) or of_prompts_behind(findings.inquiry):
         return "LATENT", cause, ()
     if is_other_samples(comparison):
         return of_same_value_of_draws(findings)
@@ -168,128 +161,7 @@ def of_same_value_of_draws(findings: Findings) -> Judged:
     return "TEXT-IDENTICAL", None, notes
 
 
-def of_nothing_compared(comparison: Comparison) -> Cause | None:
-    """What the golden leaves out, so that equal values say nothing."""
-    old = comparison.old
-    said = ""
-    if has_ids(comparison.new) and not has_ids(old):
-        count = len(comparison.new.rows)
-        said = f"the golden has no model call to compare; the new code makes {count} rows of them"
-    elif covers_all(old.changing, value_or_error(old)):
-        said = "nothing of the value is compared: all of it is marked as changing"
-    elif answer := next(covered_answers(old), ""):
-        said = f"an answer of the model is marked as changing and not compared: {brief(answer)}"
-    return Cause("golden.empty", "confirmed", said, "seen directly") if said else None
-
-
-def has_ids(case: Case) -> bool:
-    return any(row["prompt_ids"] or row["output_ids"] for row in case.rows)
-
-
-# Characters of an answer that a time or a random name does not hold by chance.
-LEAST_ANSWER = 8
-
-
-def covered_answers(case: Case) -> Iterator[str]:
-    """Answers that stand in a part of the value that is not compared. What is recorded as changing
-    changed while the answers were the same."""
-    texts = [text_of(row).strip() for row in case.rows]
-    for middle in covered_texts(case.changing, value_or_error(case)):
-        yield from (text for text in texts if len(text) >= LEAST_ANSWER and text in middle)
-
-
-def of_seen(comparison: Comparison) -> Cause | None:
-    """The first difference that counts, where the value does not show it."""
-    if not comparison.counted:
-        return None
-    name, difference = comparison.counted[0]
-    certainty: Certainty = "confirmed"
-    if name == "sampling.mode" and loops.of_own_loop(comparison.old):
-        certainty = "likely"  # by which settings it chose was not seen
-    if name == "stop.criteria" or (name == "stop.strings" and not told_stops(comparison.old)):
-        certainty = "likely"  # what a criterion does is not seen, and the value may be cut by hand
-    return difference_cause(certainty, difference, f"seen directly; {NOT_SHOWN}")
-
-
-def of_broken_unseen(comparison: Comparison) -> Cause | None:
-    """The first invariant that the new side alone breaks, but for those of which the value and the
-    ids themselves would tell."""
-    told = ("text", "end") if comparison.has_same_ids else ("text",)
-    for broken in comparison.broken:
-        if broken.law not in told:
-            return broken_cause(broken, f"; {NOT_SHOWN}")
-    return None
-
-
-def of_asked(comparison: Comparison) -> Cause | None:
-    """Prompts that only one side asks for."""
-    old = comparison.old
-    if comparison.has_as_many_rows or not old.rows:
-        return None
-    said = asked_otherwise(old, comparison.new)
-    proof = f"seen directly; {NOT_SHOWN}"
-    return named_cause("calls", "confirmed", said, proof) if said else None
-
-
-def of_flag(comparison: Comparison) -> Cause | None:
-    """Special tokens that only one side drops, where each row became text once, and no answer holds
-    any. Code that takes an engine's raw text has them whatever its options say."""
-    for flag in comparison.differences:
-        if flag.name == "decode.skip_special_tokens" and is_decoded_once(comparison):
-            certainty: Certainty = "likely" if flag.new else "confirmed"
-            return difference_cause(certainty, flag, f"seen directly; {NOT_SHOWN}")
-    return None
-
-
-def is_decoded_once(comparison: Comparison) -> bool:
-    """Whether each row became text once, and the same text (with or without its prompt): of several
-    ways the value may use any."""
-    for row in (*comparison.old.rows, *comparison.new.rows):
-        if "decode" not in row or "decodes" in row:
-            return False
-    for old, new in comparison.pairs:
-        one = text_of(old)
-        other = text_of(new)
-        if not one.endswith(other) and not other.endswith(one):
-            return False
-    return True
-
-
 # == Which requests were asked ==
-
-Prompt = tuple[int, ...]
-
-
-def asked_otherwise(old: Case, new: Case) -> str:
-    """Which prompt only one side asks for; what is asked for twice may be answered once."""
-    before = asked_prompts(old)
-    after = asked_prompts(new)
-    if before == after or may_read_anything(old, new):
-        return ""
-    read = {prompt_of(row) for row in old.rows if row.get("scored")}
-    # Not one that was only read, and is read as the beginning of another one.
-    gone = before - after - {ids for ids in read if begins_one_of(ids, after)}
-    if gone:
-        return f"of {len(before)} prompts {len(gone)} did not reach the model"
-    # What was read as a whole may be asked in parts: a prompt, and its answer.
-    more = [ids for ids in after - before if not begins_one_of(ids, before)]
-    return f"{len(more)} prompts reached the model that had not" if more else ""
-
-
-def may_read_anything(old: Case, new: Case) -> bool:
-    """Whether a loop became logits processors, which read what they like."""
-    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
-    return has_processors and loops.of_own_loop(old)
-
-
-def asked_prompts(case: Case) -> set[Prompt]:
-    """But for those whose loss was asked for, where no token counts."""
-    counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
-    return {prompt_of(row) for row in counted}
-
-
-def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
-    return any(ids == whole[: len(ids)] for whole in prompts)
 
 
 def of_calls(findings: Findings) -> Judged | None:
@@ -543,13 +415,6 @@ def sampled_part(comparison: Comparison) -> tuple[Case, Case] | None:
 
 def with_rows(case: Case, rows: Sequence[Row]) -> Case:
     return dataclasses.replace(case, rows=tuple(rows))
-
-
-def is_other_samples(comparison: Comparison) -> bool:
-    """Whether both sides sample, as many rows, and other ids."""
-    if comparison.has_same_ids or not comparison.has_as_many_rows:
-        return False
-    return loops.is_sampled(comparison.old) and loops.is_sampled(comparison.new)
 
 
 # == The golden's ids, forced ==

@@ -13,6 +13,7 @@ from parity.goldens.store import Case
 from parity.judge.align import paired
 from parity.judge.row import (
     Row,
+    has_loop,
     is_drawn,
     is_prefix,
     max_tokens,
@@ -147,25 +148,12 @@ def without_digests(inputs: Row) -> Row:
 # == Settings ==
 
 
-def of_own_loop(case: Case) -> bool:
-    """Whether the code chose tokens by itself: by which settings was not seen."""
-    return any(row.get("loop") for row in case.rows)
-
-
-def is_sampled(case: Case) -> bool:
-    return any(is_drawn(row) for row in case.rows)
-
-
-def may_be_sampled(case: Case) -> bool:
-    return is_sampled(case) or of_own_loop(case)
-
-
 def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
     """Rows of a loop of the code's own have the settings that the other side declares for its
     requests, by which their ids are then judged; but where it took the likeliest, and the other
     side does too and parts, nothing changed them.   greedy: the loop never takes another one, so
     what is sampled on the other side is not what it does."""
-    if of_own_loop(old) == of_own_loop(new):
+    if has_loop(old) == has_loop(new):
         return old, new
     beside: dict[int, Row] = {}
     for one, other in paired(old.rows, new.rows):

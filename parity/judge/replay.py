@@ -15,14 +15,13 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from parity.goldens import store as golden
-from parity.judge.faults import noting_faults
-from parity.judge.options import as_fields
+from parity.judge.faults import own_fault
 from parity.judge.row import (
     Row,
     entry,
@@ -33,10 +32,13 @@ from parity.judge.row import (
     prompt_with_pictures,
 )
 from parity.judge.stages import order
-from parity.judge.stages.stage import Restore
+from parity.judge.stages.stage import Restore, as_fields
 from parity.judge.worker import settle
 from parity.record.taps.gen_engine import is_frames, listed_plugins
 from parity.record.taps.images import is_clip
+
+Returned = TypeVar("Returned")
+Given = ParamSpec("Given")
 
 ENGINE_LIBRARIES = {
     "hf": ("torch", "transformers.models.auto.modeling_auto"),
@@ -53,6 +55,23 @@ HF_ONLY: dict[str, Any] = {
 }
 VLLM_ONLY: dict[str, Any] = {"vllm_kwargs": {}, "logits_hooks": False}
 MOST_LOADED = 3  # engines of replays at a time
+
+
+def noting_faults(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """A method that the moved code calls without knowing it, and whose errors it may catch: those
+    that are the harness's are noted in the object's `faults`."""
+
+    @functools.wraps(method)
+    def noted(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            owner: Any = args[0]
+            if fault := own_fault(error):
+                owner.faults.append(fault)
+            raise
+
+    return noted
 
 
 class PartedAlone(Exception):

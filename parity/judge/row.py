@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parity.goldens.store import Case
 from parity.goldens.verdict import first_divergence
 from parity.record.rows import NEUTRAL, Placeholders, collapsed, given_no_ids, runs
 from parity.record.rows import Row as Row
@@ -244,3 +245,19 @@ def begins_call(row: Row) -> bool:
 def calls_of(pairs: Pairs) -> list[int]:
     """The number of the call that each pair is of."""
     return list(itertools.accumulate(begins_call(a) and begins_call(b) for a, b in pairs))
+
+
+# == The rows of a case ==
+
+
+def has_loop(case: Case) -> bool:
+    """Whether the code chose tokens by itself: by which settings was not seen."""
+    return any(row.get("loop") for row in case.rows)
+
+
+def is_sampled(case: Case) -> bool:
+    return any(is_drawn(row) for row in case.rows)
+
+
+def may_be_sampled(case: Case) -> bool:
+    return is_sampled(case) or has_loop(case)

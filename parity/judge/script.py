@@ -133,7 +133,7 @@ def check_script(  # noqa: PLR0913
     outcomes = run.settled()
     final, unused = with_acceptances(outcomes, store.accepted(), datetime.date.today())
     seconds = time.perf_counter() - started
-    measured = run.pending.numerics.told()
+    measured = run.pending.told()
     return Check(
         final, policy or Policy(), environment(), seconds, tuple(left_out), measured, unused
     )
@@ -201,7 +201,6 @@ class ScriptRun:
             for outcome in seeds.judge_repeated(self.judges[backend]):
                 self.pending.again[site, outcome.case, backend] = outcome
             self.pending.numerics.read(site, backend, {})
-        self.pending.numerics.judge()
         return self.pending.settle(self.outcomes)
 
 

@@ -95,7 +95,7 @@ class Session:
         sites = [observe.Site(site, function) for function, site in functions.items()]
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
         self.replay: Replay | None = None
-        self.lender = Lender()
+        self.lender: Lender | None = None  # until the judge asks more of an engine than the code
         self.own_argv = sys.argv
         self.aside: dict[str, Any] = {}
 
@@ -110,7 +110,8 @@ class Session:
         sys.argv = self.own_argv
         self.forget()
         self.close_engines()
-        self.lender.end()
+        if self.lender is not None:
+            self.lender.end()
         sys.modules.update(self.aside)
         self.folder.cleanup()
 
@@ -151,7 +152,10 @@ class Session:
         args, kwargs = spread(called, self.given(old, called))
         self.found.clear()
         self.observer.failures.clear()
-        self.lender.active = bool(parts)  # what its own repository lacks fails a plain call
+        if parts:
+            self.lend()
+        elif self.lender is not None:
+            self.lender.active = False  # what its own repository lacks fails a plain call
         try:
             # What it raises is its answer, and the recording holds it.
             with observe.case(old.case), contextlib.suppress(Exception):
@@ -163,9 +167,6 @@ class Session:
                 ) from None
         finally:
             self.observer.replay = None  # the judge asks the engine, too
-            for engine in self.observer.opened:
-                self.lender.serve(sys.modules[type(engine).__module__])
-            self.lender.active = True
         if refused := self.replay.refused:
             raise SettingsError(f"{self.store.root / 'sites.json'}: {old.site}.{refused}")
         faults = [*self.observer.failures, *self.replay.faults]
@@ -225,6 +226,15 @@ class Session:
         assert new is not None
         return new
 
+    def lend(self) -> None:
+        """Let the engines that are open find companions that their own repository lacks: they are
+        asked for more than its code asks."""
+        if self.lender is None:
+            self.lender = Lender()
+        for engine in self.observer.opened:
+            self.lender.serve(sys.modules[type(engine).__module__])
+        self.lender.active = True
+
     def ran(self) -> list[Any]:
         """The engines of the last call as they ran, one of each model."""
         return [] if self.replay is None else [*self.replay.ran.values()]
@@ -233,6 +243,7 @@ class Session:
         """The engine of the last call, loaded so that logits can be read."""
         if self.replay is None or self.replay.used is None:
             return None
+        self.lend()
         return readable(self.replay.used, self.engines, hooked=True)
 
 

@@ -4,8 +4,7 @@ order.
     pending = Pending.of(store)
     for outcome in check_site(session, site, names, backend, settings, pending):
         ...                            verdicts, some of them open
-    pending.numerics.judge()           when every engine is closed
-    pending.settle(outcomes)           the final ones
+    pending.settle(outcomes)           the final ones, when every engine is closed
 
 Three questions are open until all cases of a site were run: how large its rounding is (numerics),
 whether its samples follow their settings together (samples), and whether its new code gives one
@@ -26,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Cause, Difference, Outcome
-from parity.judge import loops
+from parity.goldens.verdict import Numerics as Measurement
 from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.questions import FURTHER_SECONDS
 from parity.judge.numerics.samples import Ledgers, settle_samples
-from parity.judge.row import is_drawn, seed_source, seeds_of
+from parity.judge.row import is_drawn, may_be_sampled, seed_source, seeds_of
 from parity.judge.session import Session
 from parity.judge.sites import new_function, raise_of_settings
 from parity.judge.values import numbers_in
@@ -76,11 +75,19 @@ class Pending:
         return cls(store, Numerics(store, always, seconds), is_whole=is_whole)
 
     def settle(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """The outcomes, their open questions answered: first what samples say, then what numerics
-        say."""
-        latest = [self.again.get((o.site, o.case, o.backend), o) for o in outcomes]
-        found = settle_samples(latest, self.ledgers)
-        return [self.with_numerics(outcome) for outcome in found]
+        """The outcomes, their open questions answered, when every engine is closed: first what
+        samples say, then what numerics say."""
+        found = [self.again.get((o.site, o.case, o.backend), o) for o in outcomes]
+        if self.ledgers:
+            found = settle_samples(found, self.ledgers)
+        if self.numerics.groups:
+            self.numerics.judge()
+            found = [self.with_numerics(outcome) for outcome in found]
+        return found
+
+    def told(self) -> tuple[Measurement, ...]:
+        """What was measured, behind `settle`."""
+        return self.numerics.told() if self.numerics.groups else ()
 
     def with_numerics(self, outcome: Outcome) -> Outcome:
         answer = self.numerics.answer(outcome)
@@ -106,7 +113,8 @@ class GivenSeeds:
             is_sampled = is_drawn(row) and is_drawn(other)
             if is_sampled and (seed_source(row), seed_source(other)) == ("script", "caller"):
                 given |= seeds_of(other)
-        given -= numbers_in(old.arguments)
+        if given:
+            given -= numbers_in(old.arguments)
         if given:
             self.cases[old.case] = outcome, old, new, given
 
@@ -167,7 +175,8 @@ class SiteCheck:
             ran = self.session.ran()
             outcome = self.judge.outcome(old, new, seconds)
             self.seeds.add(outcome, old, new)
-            if self.pending.numerics.wants(old, self.backend, self.engines):
+            numerics = self.pending.numerics
+            if numerics.open and numerics.wants(old, self.backend, self.engines):
                 self.engines[name] = ran
         except Exception as error:  # noqa: BLE001 - it ends one case, not the others
             raise_of_settings(error, self.session.store, self.site, self.settings)
@@ -190,7 +199,7 @@ class SiteCheck:
                 golden = store.read(self.site, name)
             except GoldenError:
                 continue  # it is reported where it is chosen
-            if loops.may_be_sampled(golden):
+            if may_be_sampled(golden):
                 self.judged(name)
         asked[:] = questions
 
@@ -211,7 +220,9 @@ def check_site(
     check.run_others(names)
     for outcome in check.seeds.judge_repeated(check.judge):
         pending.again[site, outcome.case, backend] = outcome
-    pending.numerics.read(site, backend, check.engines, session.engines)
+    if pending.numerics.open:
+        session.lend()
+        pending.numerics.read(site, backend, check.engines, session.engines)
 
 
 def missing(site: str, case: str, backend: str, why: str) -> Outcome:

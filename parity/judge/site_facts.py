@@ -13,7 +13,7 @@ from parity.goldens.verdict import Difference
 from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.row import Row, drew, is_drawn, script_seed, seed_source, seeds_of
+from parity.judge.row import Row, drew, has_loop, is_drawn, script_seed, seed_source, seeds_of
 from parity.record import observe
 from parity.record.rows import LIKELIEST
 
@@ -50,7 +50,7 @@ class SiteFacts:
 
     def alike(self, old: Case, new: Case) -> tuple[Case, Case]:
         """Both recordings, a loop of the code's own held against what the other side declares."""
-        greedy = loops.of_own_loop(old) and self.only_the_likeliest(old.site)
+        greedy = has_loop(old) and self.only_the_likeliest(old.site)
         return loops.as_declared(*loops.of_one_kind(old, new), greedy)
 
     def weighed(self, comparison: Comparison, more: Differences) -> Comparison:

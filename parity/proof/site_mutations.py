@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gen_engine
-from parity.judge.options import as_fields, merged
+from parity.judge.stages.stage import as_fields, merged
 
 Change = Callable[[Any], Any]
 # Owner, or the name of a module that a session imports anew; name; original -> replacement.

@@ -55,7 +55,7 @@ from parity.record.taps import (
     transformers,
     vllm,
 )
-from parity.record.taps.gen_engine import is_engine
+from parity.record.taps.gen_engine import is_copy, is_engine
 from parity.record.values import Keeper, object_name, text_by_name
 
 __all__ = [  # what stands above the recorder asks for these names here
@@ -75,6 +75,12 @@ THREADS: TapTable = {
     "concurrent.futures.thread": {"ThreadPoolExecutor.submit": tap_pool},
 }
 TABLES = (THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
+# Modules that are known by what they define, whatever they are called.
+COPIES = (
+    (gen_engine.ENGINE, gen_engine.ENGINE_TAPS),
+    (streaming.STREAMING, streaming.STREAMING_TAPS),
+    (decisions.DECISIONS, decisions.DECISIONS_TAPS),
+)
 LIBRARY_TAPS = dict[str, Mapping[str, ListenerTap]]()
 for table in TABLES:
     LIBRARY_TAPS.update(table)
@@ -156,12 +162,9 @@ class Observer(Listener):
         name = module.__name__
         with self.guarded(f"patching {name}"):
             taps = dict(LIBRARY_TAPS.get(name, {}))
-            if is_engine(module):
-                taps |= gen_engine.ENGINE_TAPS
-            if streaming.is_streaming(module):
-                taps |= streaming.STREAMING_TAPS
-            if decisions.is_decisions(module):
-                taps |= decisions.DECISIONS_TAPS
+            for names, own_taps in COPIES:
+                if is_copy(module, *names):
+                    taps |= own_taps
             for path, tap in taps.items():
                 self.add_tap(module, path, tap)
             for site in self.sites:

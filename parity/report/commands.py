@@ -220,7 +220,8 @@ def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    store, command = Store(args.goldens), command_of(args)
+    store = Store(args.goldens)
+    command = command_of(args) if args.command else []
     keep_offline()
     if args.since is not None:
         changes_since(args.since, store.root)  # a misspelt revision is told before the check
@@ -257,14 +258,14 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         check = dataclasses.replace(check, changes=changes)
     only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
     check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
-    write_reports(
-        check,
-        junit=args.junit,
-        markdown=args.markdown,
-        json_path=args.json,
-        html=args.html,
-        store=store,
-    )
+    wanted = {
+        "junit": args.junit,
+        "markdown": args.markdown,
+        "json_path": args.json,
+        "html": args.html,
+    }
+    if any(wanted.values()):
+        write_reports(check, store=store, **wanted)
     lines = [console(check, colour=colour())]
     if not check.outcomes and not store.sites():
         lines.append(f"no goldens under {store.root}")

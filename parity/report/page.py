@@ -187,6 +187,12 @@ def stage_states(outcome: Outcome) -> list[list[str]]:
     ]
 
 
+def difference_entry(difference: Difference) -> list[Any]:
+    """[stage, field, row, old, new, counts]"""
+    shown = difference.words or (brief(difference.old, 400), brief(difference.new, 400))
+    return [difference.stage, difference.field, difference.row, *shown, difference.counts]
+
+
 def case_json(outcome: Outcome, fails: bool, asked_with: str) -> dict[str, Any]:
     """What the page shows of one case; of an identical one, a line."""
     said = outcome_json(outcome, fails)
@@ -201,10 +207,7 @@ def case_json(outcome: Outcome, fails: bool, asked_with: str) -> dict[str, Any]:
     chosen = [entry for entry in pairs if entry[0] in touched] or pairs[:1]
     return {
         **said,
-        "differences": [
-            [d.stage, d.field, d.row, brief(d.old, 400), brief(d.new, 400), d.counts]
-            for d in outcome.differences
-        ],
+        "differences": list(map(difference_entry, outcome.differences)),
         "stages": stage_states(outcome),
         "diff": text_diff(answer_text(outcome.old), answer_text(outcome.new)),
         "raised": [outcome.old.get("raised"), outcome.new.get("raised")],

@@ -25,6 +25,7 @@ from parity.goldens import verdict
 from parity.goldens.causes import meaning
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause, Outcome
+from parity.judge.equal import NOT_SHOWN
 from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
@@ -39,7 +40,6 @@ from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
 from parity.judge.numerics.questions import (
     FURTHER_SECONDS,
-    NOT_SHOWN,
     Judged,
     Question,
     Step,
@@ -49,9 +49,10 @@ from parity.judge.numerics.reading import CannotJudge, Scored
 from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.together import mean_allowance, moved_numbers, why_not_rounding
-from parity.judge.numerics.weights import Weights, checkpoint_of
+from parity.judge.numerics.weights import Weights
 from parity.judge.replay import loaded_from
 from parity.judge.row import adapters_in
+from parity.judge.tools import checkpoint_of
 
 RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
 CaseKey = tuple[str, str, str]  # site, case, backend

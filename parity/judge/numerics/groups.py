@@ -27,9 +27,10 @@ from parity.judge.numerics.reading import CannotJudge, Reader, Scored, TokenRow,
 from parity.judge.numerics.references import References
 from parity.judge.numerics.vllm_reading import vllm_path
 from parity.judge.numerics.vllm_weights import other_weight
-from parity.judge.numerics.weights import NO_ADAPTER, adapters_of, checkpoint_of, model_of
+from parity.judge.numerics.weights import NO_ADAPTER, adapters_of
 from parity.judge.replay import adapter_named, readable
 from parity.judge.row import Row
+from parity.judge.tools import checkpoint_of, model_of
 
 CANNOT_READ = (GoldenError, OSError, ImportError, LookupError, ValueError, RuntimeError)
 

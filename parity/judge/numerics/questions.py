@@ -22,8 +22,9 @@ from parity.judge.align import paired, same_ids
 from parity.judge.comparison import Comparison
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.processed import why_not_greedy
-from parity.judge.numerics.weights import Weights, model_of, models_of, new_index, weights_of
+from parity.judge.numerics.weights import Weights, models_of, new_index, weights_of
 from parity.judge.row import Row, entry, is_drawn, parting_step, same_prompt, unseen
+from parity.judge.tools import model_of
 from parity.record.rows import STRUCTURED
 
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
@@ -31,7 +32,6 @@ Kind = Literal["parted", "floats", "model", "passing"]
 Steps = Mapping[tuple[str, int], "Step"]  # (case, row) -> where it parts
 
 FURTHER_SECONDS = 90.0  # that a site may take for tokens beyond its goldens' (made.py)
-NOT_SHOWN = "on this case the value does not show it"
 OF_NUMBERS = ("value", "order")
 OF_EQUAL = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 

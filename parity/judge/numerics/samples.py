@@ -12,7 +12,6 @@ from typing import Any
 
 from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Cause, Outcome, Verdict, first_divergence
-from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault, skip_unjudgeable
 from parity.judge.naming import named_cause
@@ -53,7 +52,9 @@ from parity.judge.row import (
     Row,
     backends_of,
     entry,
+    has_loop,
     is_drawn,
+    may_be_sampled,
     request_of,
     same_backend,
     same_prompt,
@@ -98,7 +99,7 @@ class Samples:
                 return "DRIFT", off, ()
             return self.judge_texts(old, new, str(error))
         ledger = self.ledger(old.site)
-        is_loop = loops.of_own_loop(old)
+        is_loop = has_loop(old)
         before = evidence_of(golden, ledger.alpha)
         if before.is_fault and before.fault != COPY:
             return judge_golden(before, is_loop=is_loop, has_lent_adapter=lends_adapter(old, new))
@@ -220,7 +221,7 @@ class Samples:
         key = (site, self.backend)
         if key not in self.ledgers:
             goldens, _ = self.store.read_all([site])
-            cases = sum(map(loops.may_be_sampled, goldens))
+            cases = sum(map(may_be_sampled, goldens))
             self.ledgers[key] = Ledger(cases)
         return self.ledgers[key]
 
@@ -299,7 +300,7 @@ def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
     if used == {STRUCTURED}:
         note = f"{why}; to compare texts record with --samples {LEAST_SAMPLES}"
         return "SAME-SETTINGS", None, (note,)
-    is_loop = loops.of_own_loop(old)
+    is_loop = has_loop(old)
     settings = "settings that were not seen" if is_loop else "equal settings"
     record = f"record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
     sentence = f"{settings}, other samples; {why}; to compare texts {record}"

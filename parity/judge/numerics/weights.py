@@ -12,9 +12,8 @@ from typing import Any
 
 from parity.goldens.store import Case
 from parity.judge.align import paired
-from parity.judge.row import Row, adapters_in, is_float32, model_in, request_of
-from parity.judge.values import leaves
-from parity.record.taps.models import FOLDERS
+from parity.judge.row import Row, adapters_in, is_float32, request_of
+from parity.judge.tools import checkpoint_of, located, model_of
 
 NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"
 OF_SEVERAL = "what differs is of several models, whose numerics are not one"
@@ -28,32 +27,6 @@ class Weights:
     path: str | None
     dtype: str | None
     adapter: str | None
-
-
-def model_of(case: Case, index: int = 0) -> Row:
-    if not case.rows:
-        return {}
-    model: Row = model_in(case.rows[index])
-    return model
-
-
-def checkpoint_of(case: Case, index: int = 0) -> str | None:
-    """Where the checkpoint of a case's row is."""
-    return located(case, model_of(case, index).get("path"))
-
-
-def located(case: Case, path: str | None) -> str | None:
-    """Of a folder elsewhere a golden holds the name; an argument may hold it all, or the new code
-    has loaded the one folder of this name."""
-    if not path:
-        return path
-    for _, text in leaves(dict(case.arguments)):
-        if text.endswith(f"/{path}") and Path(text).is_dir():
-            return str(text)
-    folders = FOLDERS.get(path, set())
-    if len(folders) != 1 or Path(path).is_dir():
-        return path
-    return next(iter(folders))
 
 
 def in_float32(*cases: Case) -> bool:

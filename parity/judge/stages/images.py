@@ -30,7 +30,30 @@ def image_differences(old: Row, new: Row) -> Iterator[Difference]:
             is_exact = name not in ("values", "fps")
             is_same = before == after if is_exact else equal(before, after, TOLERANCE)
             if not is_same:
-                yield Difference("images", name, before, after)
+                words = words_of_pixels(one, other) if name == "sha256" else None
+                yield Difference("images", name, before, after, words=words)
+
+
+def words_of_pixels(old: Row, new: Row) -> tuple[str, str]:
+    """What is known of two images of other pixels, that differs: their sizes; else the mean and
+    the deviation of what the processor made of them."""
+    sizes = size_words(old), size_words(new)
+    if sizes[0] != sizes[1] or "" in sizes:
+        return f"{sizes[0]} pixels".strip(), f"{sizes[1] or 'other'} pixels"
+    values = value_words(old), value_words(new)
+    if values[0] == values[1] or "" in values:
+        return f"{sizes[0]} pixels", f"other {sizes[1]} pixels"
+    return f"{sizes[0]} pixels {values[0]}", f"{sizes[1]} pixels {values[1]}"
+
+
+def size_words(image: Row) -> str:
+    size = image.get("size")
+    return f"{size[0]} × {size[1]}" if size else ""
+
+
+def value_words(image: Row) -> str:
+    values = image.get("values")
+    return f"with mean {values[0]:.4g} and deviation {values[1]:.4g}" if values else ""
 
 
 def time_differences(old: Row, new: Row) -> Iterator[Difference]:

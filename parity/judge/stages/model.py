@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.verdict import Difference
@@ -40,6 +41,7 @@ def tells_its_adapter(row: Row) -> bool:
 def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     """Other adapters: of vLLM's requests, or of an engine's, than were asked for; on hf, of all
     rows with one prompt together, because which of them had which is not to be seen."""
+    folders = folders_of(pairs)
     found: dict[tuple[int, ...], tuple[int, set[str], set[str]]] = {}
     for number, (old, new) in enumerate(pairs):
         if request_of(new).get("adapter") == "another":
@@ -50,19 +52,51 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
             mine.update(old["inputs"].get("adapters", [""]))
             theirs.update(new["inputs"].get("adapters", [""]))
         else:
-            yield from named_adapters(number, old, new)
+            yield from named_adapters(number, old, new, folders)
     for number, mine, theirs in found.values():
         if mine != theirs:
-            yield Difference("model", "adapters", sorted(mine), sorted(theirs), number)
+            before, after = sorted(mine), sorted(theirs)
+            words = adapter_words(before, folders), adapter_words(after, folders)
+            yield Difference("model", "adapters", before, after, number, words=words)
 
 
-def named_adapters(number: int, old: Row, new: Row) -> Iterator[Difference]:
+def folders_of(pairs: Sequence[tuple[Row, Row]]) -> dict[str, str]:
+    """Fingerprint -> folder, of the adapters of rows that say both."""
+    found = {}
+    for row in itertools.chain.from_iterable(pairs):
+        folder = request_of(row).get("adapter")
+        prints = row.get("inputs", {}).get("adapters", ())
+        if folder and folder != "another" and len(prints) == 1:
+            found[prints[0]] = folder
+    return found
+
+
+def adapter_words(told: Any, folders: Mapping[str, str]) -> str:
+    """What `adapter_told` says, for a person."""
+    if not told:
+        return "no adapter"
+    if isinstance(told, str):
+        return told
+    return " and ".join(print_words(one, folders) for one in told)
+
+
+def print_words(fingerprint: str, folders: Mapping[str, str]) -> str:
+    if not fingerprint:
+        return "no adapter"
+    unseen = f"an adapter whose folder was not seen (weights {fingerprint})"
+    return folders.get(fingerprint, unseen)
+
+
+def named_adapters(
+    number: int, old: Row, new: Row, folders: Mapping[str, str]
+) -> Iterator[Difference]:
     before = adapter_told(old)
     after = adapter_told(new)
     if before == after or "" in (before, after):
         return
     if None in (before, after) or type(before) is type(after):  # no folder is a fingerprint
-        yield Difference("model", "adapters", before, after, number)
+        words = adapter_words(before, folders), adapter_words(after, folders)
+        yield Difference("model", "adapters", before, after, number, words=words)
 
 
 def adapter_told(row: Row) -> Any:

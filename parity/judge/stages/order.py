@@ -1,15 +1,13 @@
 """The stages in causal order; the first that differs, given equal inputs, is the cause."""
 
 from parity.judge.stages import (
+    answer,
     batch,
-    decode,
-    identity,
     images,
     model,
     prompt,
     sampling,
     stop,
-    value,
 )
 from parity.judge.stages.stage import Stage
 
@@ -20,9 +18,7 @@ ALL: tuple[Stage, ...] = (
     model.STAGE,
     sampling.STAGE,
     stop.STAGE,
-    decode.STAGE,
-    identity.STAGE,
-    value.STAGE,
+    answer.STAGE,
 )
 OF_FIELD: dict[str, Stage] = {}
 for _stage in ALL:

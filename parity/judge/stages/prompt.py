@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from parity.goldens.verdict import Difference, brief
 from parity.judge.row import (
@@ -69,12 +70,17 @@ def template(row: Row, tools: Tools) -> Kept:
     text = row.get("prompt_text")
     if said is None or text is None or tools.render is None or said["sha256"] != tools.template:
         return None
-    if any(str(value).startswith("<") for value in said["arguments"].values()):
-        return None  # an argument that is no data
+    if has_objects(said["arguments"]):
+        return None
     wanted = tools.render(row["messages"], said["arguments"])
     if wanted == text:
         return KEPT
     return "prompt.template", f"the template gives {brief(wanted)}, not {brief(text)}"
+
+
+def has_objects(arguments: Mapping[str, Any]) -> bool:
+    """Whether an argument of a template is no data."""
+    return any(str(value).startswith("<") for value in arguments.values())
 
 
 def tokenization(row: Row, tools: Tools) -> Kept:
@@ -133,8 +139,41 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     """A prompt behind an answer that differs may hold that answer, and one may differ by the id
     that is asked for: neither fails anything by itself."""
     row = difference.row or 0
+    if (difference.stage, difference.field) == ("template", "sha256"):
+        own = comparison.tools.template
+        words = template_words(difference.old, own), template_words(difference.new, own)
+        difference = replace(difference, words=words)
     is_excused = row in comparison.behind or row in comparison.read_for_asked
-    return replace(difference, counts=False) if is_excused else difference
+    if difference.counts and (is_excused or changes_no_prompt(difference, comparison)):
+        return replace(difference, counts=False)
+    return difference
+
+
+def template_words(digest: str, own: str) -> str:
+    """own: sha256 of the checkpoint's template, "" where that is not here."""
+    if own.startswith(digest):
+        return "the checkpoint's own template"
+    return f"another template (sha256 {digest})" if own else f"the template of sha256 {digest}"
+
+
+def changes_no_prompt(difference: Difference, comparison: Compared) -> bool:
+    """Whether the template gives the new row the same text with the old value of one variable."""
+    if difference.stage != "template" or comparison.tools.render is None:
+        return False
+    row = comparison.pairs[difference.row or 0][1]
+    said = row["template"]
+    if said["sha256"] != comparison.tools.template or has_objects(said["arguments"]):
+        return False
+    arguments = {**said["arguments"], difference.field: difference.old}
+    if difference.old is None:
+        del arguments[difference.field]
+    if difference.field == "sha256" or has_objects(arguments):
+        return False
+    try:
+        text = comparison.tools.render(row["messages"], arguments)
+    except (TypeError, ValueError):  # the template takes no such value
+        return False
+    return text == comparison.tools.render(row["messages"], said["arguments"])
 
 
 STAGE = Stage(

@@ -10,6 +10,7 @@ restore      name -> what a counterfactual run puts back among the options of a 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -90,7 +91,28 @@ class Invariant:
     is_new: Callable[[Kept, tuple[str, str], Row, Row], bool] = was_kept
 
 
+# == What a run puts back ==
+
 Restore = Callable[[Mapping[str, Any], Row], dict[str, Any]]
+
+
+def as_fields(options: Any) -> dict[str, Any]:
+    """GenerationOptions, or a mapping of its fields, as a mapping."""
+    if options is None:
+        return {}
+    if isinstance(options, Mapping):
+        return dict(options)
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
+def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with some fields of one of their parts (stop, decode) changed."""
+    part = options.get(name)
+    fields = {"strings": part} if isinstance(part, (str, list, tuple)) else as_fields(part)
+    return {**options, name: {**fields, **changes}}
+
+
+# == The stage ==
 
 
 def nothing(*compared: Any) -> Iterator[Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import Difference, brief
-from parity.judge.options import merged
 from parity.judge.row import (
     Row,
     TokenIds,
@@ -24,7 +23,7 @@ from parity.judge.row import (
     string_ids,
     text_of,
 )
-from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools, merged
 from parity.judge.values import texts_in
 from parity.record.rows import BUT_THE_LAST, string_lists
 

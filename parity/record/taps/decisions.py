@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap
@@ -16,12 +15,7 @@ from parity.record.patching import Invocation
 from parity.record.taps.gen_engine import Below, noting_reads
 from parity.record.taps.loops import scored_call, scored_output
 
-
-def is_decisions(module: ModuleType) -> bool:
-    """Whether a module is a copy of decisions.py, whatever it is called."""
-    read = vars(module).get("decide_all")
-    is_own = getattr(read, "__module__", None) == module.__name__
-    return is_own and "label_logprobs" in vars(module)
+DECISIONS = ("decide_all", "label_logprobs")  # by which a copy of decisions.py is known
 
 
 @dataclass(slots=True)

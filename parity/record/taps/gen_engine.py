@@ -33,17 +33,24 @@ from parity.record.rows import (
 from parity.record.taps.images import budget_of, clip_picture, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, placeholders_of, shown_path
-from parity.record.taps.text import chat_stages, without_mark
+from parity.record.taps.text import chat_stages, never_text, without_mark
 from parity.record.taps.transformers import watched_forward
-from parity.record.taps.vllm import never_text, vllm_sampling
+from parity.record.taps.vllm import vllm_sampling
+
+ENGINE = ("GenerationEngine", "truncate_at_stops")  # by which a copy of gen_engine.py is known
+
+
+def is_copy(module: ModuleType, *names: str) -> bool:
+    """Whether a module defines the first of these names, and has the others: whether it is a copy
+    of ours, whatever it is called."""
+    inside = vars(module)
+    if any(name not in inside for name in names):
+        return False  # of thousands that are looked at, nearly all
+    return getattr(inside[names[0]], "__module__", None) == module.__name__
 
 
 def is_engine(module: ModuleType) -> bool:
-    """Whether a module is a copy of gen_engine.py, whatever it is called."""
-    inside = vars(module)
-    if "GenerationEngine" not in inside or "truncate_at_stops" not in inside:
-        return False  # of thousands that are looked at, nearly all
-    return getattr(inside["GenerationEngine"], "__module__", None) == module.__name__
+    return is_copy(module, *ENGINE)
 
 
 # == Settings ==

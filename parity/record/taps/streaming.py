@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from parity.record.calls import ASKING, Call, Listener, ListenerTap
@@ -20,11 +19,7 @@ from parity.record.events import Event, Forward, Images, ModelCall, Params
 from parity.record.patching import Invocation
 from parity.record.taps.gen_engine import EngineReader, MadePrompt, field_of, listed_plugins
 
-
-def is_streaming(module: ModuleType) -> bool:
-    """Whether a module is a copy of streaming.py, whatever it is called."""
-    feeder = vars(module).get("Feeder")
-    return "Visible" in vars(module) and getattr(feeder, "__module__", None) == module.__name__
+STREAMING = ("Feeder", "Visible")  # by which a copy of streaming.py is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from parity.record.calls import event_tap
 from parity.record.events import Decode, Event, Events, Ids, Output, Template, Tokens
 from parity.record.patching import Arguments, Invocation
-from parity.record.rows import Fields
+from parity.record.rows import Fields, sourced
 
 
 def id_lists(value: Any) -> list[list[int]]:
@@ -264,6 +264,26 @@ def chat_stages(made: Events) -> Fields:
 tap_decode = event_tap("decode", "a decode call", read_decode, unless="engine")
 tap_template = event_tap("template", "a chat template", read_template)
 tap_tokens = event_tap("tokens", "a tokenizer call", read_tokens)
+
+
+def never_text(
+    strings: Sequence[str], tokenizer: Any, skip_special: bool, ends: Collection[int] = ()
+) -> Fields:
+    """Of stop strings, those that never end a row: they hold a special token, which the searched
+    text leaves out, or are the text of an id that ends the row by itself."""
+    if not strings:
+        return {}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    of_ends = {added[token].content for token in ends if token in added}
+    special = list[str]()
+    if skip_special:
+        special = [token.content for token in added.values() if token.special]
+    found = list[str]()
+    for text in strings:
+        if text in of_ends or any(token in text for token in special):
+            found.append(text)
+    return {"never_text": sourced(found, "caller")} if found else {}
+
 
 TAPS = {
     "transformers.tokenization_utils_base": {

@@ -22,6 +22,7 @@ from parity.record.rows import (
 )
 from parity.record.taps.images import as_rgb, is_clip, pictures_of, pixel_digest
 from parity.record.taps.models import model_stage, placeholders_of, shown_path
+from parity.record.taps.text import never_text
 
 # == Settings ==
 
@@ -56,25 +57,6 @@ def vllm_sampling(params: Any) -> Fields:
         name: sourced(value, "default" if value == NEUTRAL.get(name) else "caller")
         for name, value in values.items()
     }
-
-
-def never_text(
-    strings: Sequence[str], tokenizer: Any, skip_special: bool, ends: Collection[int] = ()
-) -> Fields:
-    """Of stop strings, those that never end a row: they hold a special token, which the searched
-    text leaves out, or are the text of an id that ends the row by itself."""
-    if not strings:
-        return {}
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    of_ends = {added[token].content for token in ends if token in added}
-    special = list[str]()
-    if skip_special:
-        special = [token.content for token in added.values() if token.special]
-    found = list[str]()
-    for text in strings:
-        if text in of_ends or any(token in text for token in special):
-            found.append(text)
-    return {"never_text": sourced(found, "caller")} if found else {}
 
 
 def vllm_ends(engine: Any) -> list[int]:

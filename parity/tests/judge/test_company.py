@@ -331,6 +331,24 @@ def test_an_adapter_of_plain_code_is_held_against_none_of_vllms(
     assert bool(found) is differs and {d.name for d in found} <= {"model.adapters"}
 
 
+def test_adapters_are_shown_by_their_folders_not_by_digests() -> None:
+    """A stranger saw two fingerprints, and could not tell which adapter was which."""
+
+    def through(adapter: str, folder: str | None, prompt: int) -> dict[str, Any]:
+        request = {} if folder is None else {"request": {"adapter": folder}}
+        inputs = {"keys": [], **({"adapters": [adapter]} if adapter else {})}
+        return {**FIRST, "prompt_ids": [prompt], "messages": [str(prompt)], "inputs": inputs, **request}
+
+    old = [through("1f", None, 1), through("2e", None, 2), through("3d", None, 3)]
+    new = [through("2e", "adapters/french", 1), through("1f", "adapters/german", 2), through("", "", 3)]
+    found = [d.sentence() for d in adapter_differences(list(zip(old, new)))]
+    assert found == [
+        "model.adapters of row 0 was adapters/german, is adapters/french",
+        "model.adapters of row 1 was adapters/french, is adapters/german",
+        "model.adapters of row 2 was an adapter whose folder was not seen (weights 3d), is no adapter",
+    ]
+
+
 def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_not() -> None:
     import torch
 

@@ -195,6 +195,41 @@ def test_prompts_in_the_order_of_their_length_are_paired_though_some_changed(
     ]
 
 
+def test_prompts_in_another_order_that_changed_at_both_ends_are_paired_by_what_is_between() -> None:
+    """Shown were two articles, each as what had become of the other."""
+    articles = [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    old = [{**ROW, "messages": None, "prompt_ids": [1, 2, *article, 3]} for article in articles]
+    new = [{**ROW, "messages": None, "prompt_ids": [5, *article, 6, 7]} for article in articles]
+    assert paired(old, [new[2], new[0], new[1]]) == list(zip(old, new))
+
+
+def chat(system: str, user: Any) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+@pytest.mark.parametrize("kind", ["raw", "another system turn", "parts", "raw to a chat"])
+def test_prompts_in_another_order_are_paired_by_the_text_of_the_user(kind: str) -> None:
+    """Whatever their ids became."""
+    texts = ["a cat", "a dog", "an owl"]
+
+    def row(side: int, text: str) -> dict[str, Any]:
+        ids = {"prompt_ids": [side, side, texts.index(text) * (1 - 2 * side)]}
+        if kind == "raw" or (kind == "raw to a chat" and not side):
+            return {**ROW, "messages": None, "prompt_text": text, **ids}
+        user: Any = [{"type": "text", "text": text}] if kind == "parts" and side else text
+        return {**ROW, "messages": chat("be brief" if side else "", user), "prompt_text": f"<{side}>{text}", **ids}
+
+    old, new = ([row(side, text) for text in texts] for side in (0, 1))
+    assert paired(old, new[::-1]) == list(zip(old, new))
+
+
+def test_prompts_of_one_text_are_not_paired_by_it() -> None:
+    systems = ["be brief", "be long"]
+    old = [{**ROW, "messages": chat(system, "hi"), "prompt_ids": [k, k, k, 9]} for k, system in enumerate(systems)]
+    new = [{**row, "messages": chat("", "hi"), "prompt_ids": row["prompt_ids"][:-1]} for row in old]
+    assert paired(old, new[::-1]) == list(zip(old, new))
+
+
 def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
     other = {**ROW, "prompt_ids": [1, 2], "output_ids": [5, 2]}
     old, new = Case("s", "c", rows=(ROW, other), value=1), Case("s", "c", rows=(other, ROW), value=1)

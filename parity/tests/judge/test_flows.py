@@ -14,7 +14,8 @@ from parity.judge import case as check
 from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.judge import asked_otherwise, of_another, sampled_part
+from parity.judge.equal import asked_otherwise
+from parity.judge.judge import of_another, sampled_part
 from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.stages.model import adapter_differences

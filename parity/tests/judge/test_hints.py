@@ -35,12 +35,18 @@ def hints(name: str, old: Case, new: Case) -> str:
             "differ in blanks alone",
         ),
         ({"prompt_ids": [4, 5, 6]}, {"prompt_ids": [7, 8]}, ""),
+        (  # nothing was cut
+            {"prompt_ids": [1, 2], "prompt_text": "a b"},
+            {"prompt_ids": [1, 2, 3], "prompt_text": "a b\n"},
+            "differ in blanks alone",
+        ),
     ],
 )
 def test_hints_of_two_prompts(old: Any, new: Any, hint: str) -> None:
     sides = [Case("s", "c", rows=(row(**one),)) for one in (old, new)]
     found = hints("prompt.ids", *sides)
     assert hint in found and bool(hint) == bool(found)
+    assert ";" not in found
 
 
 @pytest.mark.parametrize(

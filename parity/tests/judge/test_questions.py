@@ -13,7 +13,8 @@ import pytest
 
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause, Check, Outcome, equal
-from parity.judge.judge import asked_otherwise
+from parity.judge import tools
+from parity.judge.equal import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading
@@ -52,12 +53,12 @@ def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
 ) -> None:
     monkeypatch.setitem(models.FOLDERS, "tiny", set())
     named = Case("s", "c", rows=({"model": {"path": "tiny"}},), value="x")
-    assert weights.checkpoint_of(named) == "tiny"
+    assert tools.checkpoint_of(named) == "tiny"
     for folder in (tmp_path / "one/tiny", tmp_path / "other/tiny"):
         folder.mkdir(parents=True)
         assert models.shown_path(str(folder)) == "tiny"
         alone = len(models.FOLDERS["tiny"]) == 1
-        assert weights.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
+        assert tools.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
 
 
 def test_rows_that_a_criterion_kept_behind_their_stops_ended_nowhere_else() -> None:
@@ -394,7 +395,6 @@ def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
     asked = Numerics(store)
     asked.ask(ask(old=old, new=new))
     asked.read("s", "vllm", {"c": [Reads()]})
-    asked.judge()
     [outcome], [numerics] = Pending(store, asked).settle([Outcome("s", "c", "vllm", "ERROR")]), asked.told()
     assert Check((outcome,)).exit_code == 3 and outcome.cause is not None
     assert "'models/gone' is not on this machine" in outcome.cause.sentence
@@ -409,7 +409,6 @@ def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Pat
     asked = Numerics(store)
     asked.ask(ask(old=old, new=new))
     asked.read("s", "vllm", {})
-    asked.judge()
     [outcome] = Pending(store, asked).settle([Outcome("s", "c", "vllm", "ERROR")])
     assert outcome.verdict == "ERROR" and outcome.cause is not None
     assert "no engine of the moved code is left to ask" in outcome.cause.sentence

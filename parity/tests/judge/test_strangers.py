@@ -23,7 +23,8 @@ from parity.judge.stages.stop import (
     may_end_by_criterion,
     stop_differences,
 )
-from parity.record.taps.vllm import never_text, vllm_stop
+from parity.record.taps.text import never_text
+from parity.record.taps.vllm import vllm_stop
 
 from .inquiries import broken_by_new, cause_of, differences, inquiry_of
 from .test_company import FIRST, case, drawn, found_with

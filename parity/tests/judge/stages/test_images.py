@@ -47,3 +47,24 @@ def test_a_clip_is_one_token_of_its_prompt() -> None:
     assert same_prompt(row(), row((40,), indices=[0, 1]))
     longer = row()
     assert not same_prompt(row(), {**longer, "prompt_ids": [*longer["prompt_ids"], TEXT]})
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ({"size": [64, 72]}, "was 72 × 64 pixels, is 64 × 72 pixels"),
+        (
+            {"values": [0.5, 0.5]},
+            "was 72 × 64 pixels with mean 0.66 and deviation 0.52, is 72 × 64 pixels with mean 0.5 and deviation 0.5",
+        ),
+        ({}, "was 72 × 64 pixels, is other 72 × 64 pixels"),
+        ({"size": None}, "was 72 × 64 pixels, is other pixels"),
+    ],
+)
+def test_another_image_is_told_by_what_differs_not_by_a_digest(new: dict[str, Any], said: str) -> None:
+    old = {"sha256": "aa", "size": [72, 64], "values": [0.66, 0.52], "tokens": 4}
+    sides = [
+        {"prompt_ids": [1], "output_ids": [], "images": [image]} for image in (old, {**old, "sha256": "bb", **new})
+    ]
+    [found] = [difference for difference in STAGE.compare(*sides) if difference.field == "sha256"]
+    assert found.sentence() == f"image.pixels {said}"

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause
+from parity.judge.case import also_differs
+from parity.judge.comparison import Comparison
 from parity.judge.stages.prompt import STAGE, tokenization
 from parity.judge.stages.stage import Tools
 
@@ -46,3 +50,48 @@ def test_compare_what_led_to_the_same_text_is_told_and_fails_nothing() -> None:
         sides.append({**row(encode(ids, True), "abc"), "template": template, "messages": [*arguments]})
     found = [(difference.stage, difference.counts) for difference in STAGE.compare(*sides)]
     assert found == [("messages", False), ("template", False), ("prompt_ids", True)]
+
+
+def rendered(messages: Any, arguments: Any) -> str:
+    """A template that knows no enable_thinking."""
+    return f"{messages}{arguments.get('tools', '')}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "also"),
+    [
+        ({"enable_thinking": False}, []),
+        ({"tools": "t"}, ["prompt.template"]),
+        ({"enable_thinking": True, "tools": "t"}, ["prompt.template"]),
+    ],
+)
+def test_a_variable_that_changes_no_prompt_is_not_told_beside_the_cause(arguments: Any, also: list[str]) -> None:
+    """Other messages were the cause, and "also: enable_thinking", of a template that has no such switch."""
+    sides = []
+    for messages, own in (("old", {}), ("new", arguments)):
+        template: dict[str, Any] = {"sha256": "t", "arguments": own}
+        text = rendered(messages, own)
+        sides.append({**row(encode(text, True), text), "template": template, "messages": messages, "output_ids": []})
+    old, new = (Case("s", "c", rows=(side,)) for side in sides)
+    comparison = Comparison(old, new, Tools(render=rendered, template="t"))
+    cause = Cause("prompt.messages", "likely", "")
+    assert [said.partition(":")[0] for said in also_differs(comparison, cause)] == also
+
+
+def test_what_follows_from_other_messages_is_not_told_beside_them() -> None:
+    """Their text, and its ids, are others because the messages are."""
+    sides = [{**row(encode(text, True), text), "messages": [text], "output_ids": []} for text in ("old", "new")]
+    old, new = (Case("s", "c", rows=(side,)) for side in sides)
+    assert also_differs(Comparison(old, new), Cause("prompt.messages", "likely", "")) == ()
+
+
+def test_another_template_says_which_is_the_checkpoints_own() -> None:
+    sides = []
+    for text, sha in (("old", "t" * 64), ("new", "u" * 64)):
+        template = {"sha256": sha, "arguments": {}}
+        sides.append({**row(encode(text, True), text), "template": template, "messages": ["hi"], "output_ids": []})
+    old, new = (Case("s", "c", rows=(side,)) for side in sides)
+    first = Comparison(old, new, Tools(template="t" * 64)).differences[0]
+    assert first.sentence() == (
+        "prompt.template of row 0 was the checkpoint's own template, is another template (sha256 uuuuuuuuuuuu)"
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from parity.goldens.store import Case
 from parity.judge.comparison import Comparison
-from parity.judge.judge import of_seen
+from parity.judge.equal import of_seen
 from parity.judge.stages.stop import stop_differences
 
 

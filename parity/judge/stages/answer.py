@@ -1,12 +1,13 @@
-"""Decoding: how ids became text."""
+"""What became of the model's ids: text, and of texts the value that the call site returned or
+raised."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parity.goldens.verdict import Difference, brief
+from parity.goldens.verdict import Difference, brief, equal
 from parity.judge.row import Row, decodes_of, unseen
-from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
 
 
 def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -53,8 +54,25 @@ def begins(text: str, whole: str) -> bool:
     return whole.strip().startswith(text.strip())
 
 
+def compare_values(comparison: Compared) -> Iterator[Difference]:
+    old = comparison.old
+    new = comparison.new
+    if not comparison.has_as_many_rows:
+        yield Difference("output_ids", "rows", len(old.rows), len(new.rows), counts=False)
+    if kind_of_error(old.raised) != kind_of_error(new.raised):
+        yield Difference("value", "raised", old.raised, new.raised)
+    elif not equal(old.value, new.value):
+        yield Difference("value", "", old.value, new.value)
+
+
+def kind_of_error(raised: str | None) -> str | None:
+    """The type of an exception that was printed; None where none was raised."""
+    return None if raised is None else raised.partition(":")[0]
+
+
 STAGE = Stage(
-    fields=("output_ids", "decode", "text"),
+    fields=("output_ids", "decode", "text", "value"),
     compare=answer_differences,
+    compare_all=compare_values,
     invariants=(Invariant("text", "decode", text),),
 )
