@@ -99,6 +99,8 @@ class Case:
     defaults: stop strings of the function's own, of parameters that the call left out; absent in older goldens.
     source: digest of the source that was recorded (parity/record/source.py); "" in older goldens, and of calls outside
     any function.
+    state: what attributes of the object were that change from call to call.   left: places whose content after the call
+    stands in the value, beside "returned" (parity/record/state.py).
     digest: that of the file which it was read from; "" in one that older releases wrote.
     """
 
@@ -115,6 +117,8 @@ class Case:
     environment: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
     source: str = field(default="", compare=False)
+    state: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    left: tuple[str, ...] = field(default=(), compare=False)
     digest: str = field(default="", compare=False)
 
     @property
@@ -129,11 +133,12 @@ class Case:
             **{
                 f.name: getattr(self, f.name)
                 for f in dataclasses.fields(self)
-                if f.name not in ("rows", "changing", "samples", "digest")
+                if f.name not in ("rows", "changing", "samples", "left", "digest")
             },
             "changing": list(self.changing),
             "rows": [{key: row[key] for key in ROW_KEYS if row.get(key) is not None} for row in self.rows],
             "samples": list(self.samples),
+            "left": list(self.left),
         }
         return {key: value for key, value in said.items() if value not in (None, [], {}, "") or key == "value"}
 
@@ -143,7 +148,7 @@ class Case:
         for place, problem in case_faults(said):
             raise TypeError(f"{place} {problem}")
         rest = {key: value for key, value in said.items() if key != "format"}
-        return cls(**{**rest, **{name: tuple(rest.get(name, ())) for name in ("rows", "changing", "samples")}})
+        return cls(**{**rest, **{name: tuple(rest.get(name, ())) for name in ("rows", "changing", "samples", "left")}})
 
 
 # == What a case may hold ==
@@ -153,7 +158,8 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "changing": list, "samples": list, "environment": str, "defaults": dict, "source": str, "digest": str,
+    "changing": list, "samples": list, "environment": str, "defaults": dict, "source": str, "state": dict,
+    "left": list, "digest": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
@@ -185,6 +191,17 @@ def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
         if not is_changing_part(part):
             yield f"changing[{number}]", "does not say where in the value it stands"
     yield from object_faults(said.get("arguments", {}), "arguments")
+    yield from object_faults(said.get("state", {}), "state")
+    yield from left_faults(said)
+
+
+def left_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
+    """The places that are named are those that the value has."""
+    places, value = said.get("left", []), said.get("value")
+    if not all(isinstance(place, str) for place in places):
+        yield "left", "is not a list of texts"
+    elif places and not (isinstance(value, dict) and value.keys() == {"returned", *places}):
+        yield "left", "names other places than the value has"
 
 
 def is_changing_part(part: Any) -> bool:

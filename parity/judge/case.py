@@ -87,6 +87,10 @@ class Judge:
         if old.changing:
             parts = ", ".join(place_name(part["at"]) for part in old.changing)
             notes = (f"not compared, for the old code gives another one each time: {parts}",)
+        lost = [place for place in old.left if place not in new.left]
+        if lost and new.raised is None:
+            names = ", ".join(lost)
+            notes = (*notes, f"not compared, for the moved object has no such attribute: {names}")
         return Outcome(
             old.site,
             old.case,

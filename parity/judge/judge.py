@@ -56,6 +56,7 @@ from parity.judge.row import (
 )
 from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
+    first_parting,
     is_reordered,
     leaves,
     partings,
@@ -690,9 +691,11 @@ def is_replaced(one: str, other: str, text: str, new_text: str) -> bool:
 
 def value_sentence(comparison: Comparison) -> str:
     """Where the values part first, and what each holds there."""
-    for path, old, new in partings(comparison.old.value, comparison.new.value):
-        return Difference("value", place_name(path), old, new).sentence()
-    return "the values differ"
+    found = first_parting(comparison.old.value, comparison.new.value)
+    if found is None:
+        return "the values differ"
+    path, old, new = found
+    return Difference("value", place_name(path), old, new).sentence()
 
 
 def of_stop(findings: Findings) -> Judged | None:

@@ -22,6 +22,7 @@ from parity.judge.sites import NotThere, raise_not_there, steps_of_absent
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
+from parity.record.state import put_back
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None
@@ -149,7 +150,11 @@ class Session:
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded_function(old, function)
-        args, kwargs = spread(called, self.given(old, called))
+        given = self.given(old, called)
+        state = self.store.restore(dict(old.state), Path(self.folder.name) / "files")
+        put_back(given.get("self"), state)
+        self.observer.left = old.left
+        args, kwargs = spread(called, given)
         self.found.clear()
         self.observer.failures.clear()
         if parts:

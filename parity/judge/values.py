@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,6 +45,33 @@ def partings(old: Any, new: Any, path: Path = ()) -> Iterator[Parting]:
             yield from partings(one, other, (*path, place))
     else:
         yield path, old, new
+
+
+class Absent:
+    """Stands where one of two values has nothing."""
+
+    def __repr__(self) -> str:
+        return "(nothing)"
+
+
+ABSENT = Absent()
+
+
+def first_parting(old: Any, new: Any, path: Path = ()) -> Parting | None:
+    """The first place where two values part, for a reader: also within lists of other lengths and
+    mappings of other keys."""
+    if equal(old, new):
+        return None
+    found: Iterator[Parting | None] = iter(())
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = dict.fromkeys([*old, *new])
+        found = (
+            first_parting(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key)) for key in keys
+        )
+    elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        pairs = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))
+        found = (first_parting(one, other, (*path, place)) for place, (one, other) in pairs)
+    return next((one for one in found if one is not None), (path, old, new))
 
 
 def place_name(path: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from parity.goldens.store import Store
 from parity.record.events import Event, Events
 from parity.record.patching import Invocation, load_file
+from parity.record.state import Held
 
 T = TypeVar("T")
 
@@ -104,11 +105,12 @@ class Memory:
 class Call:
     """A call of a site; or of a model, where no site is around it.
 
-    files: path among its arguments -> what stands for it in its value.   branches: its threads,
-    each with the number of events before it.   parent: the call that a thread works for.   depths:
-    what is running in its thread.   script_seed: one that the script set since the call before.
-    failures_before: of the recorder, when it began.   is_over: it has ended; a thread that it
-    started may go on.   unseen: model calls that began meanwhile in threads of no call.
+    held: what it finds in its object and arguments. files: path among its arguments -> what
+    stands for it in its value. branches: its threads, each with the number of events before it.
+    parent: the call that a thread works for. depths: what is running in its thread.
+    script_seed: one that the script set since the call before. failures_before: of the
+    recorder, when it began. is_over: it has ended; a thread that it started may go on. unseen:
+    model calls that began meanwhile in threads of no call.
     """
 
     site: str
@@ -116,6 +118,7 @@ class Call:
     function: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
+    held: Held | None = None
     files: dict[str, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)

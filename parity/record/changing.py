@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import equal
+from parity.record.state import RETURNED
 
 Part = Mapping[str, Any]
 Place = tuple[str | int, ...]
@@ -33,7 +34,9 @@ def value_or_error(case: Case) -> Any:
 
 
 def as_recorded(old: Case, new: Case) -> Case:
-    """The new case, with what changes from run to run as in the old one, if it has that form."""
+    """The new case, with what changes from run to run as in the old one, if it has that form; and
+    with what the old call left where the new code has no such place."""
+    new = with_places_of(old, new)
     kept = unchanged(old.changing, value_or_error(old), value_or_error(new))
     if new.raised is None:
         return dataclasses.replace(new, value=kept)
@@ -41,6 +44,17 @@ def as_recorded(old: Case, new: Case) -> Case:
     if old.raised is not None and without_run(old.raised) == without_run(raised):
         raised = old.raised
     return dataclasses.replace(new, raised=raised)
+
+
+def with_places_of(old: Case, new: Case) -> Case:
+    """A new value in the form of the old one: "returned" beside the same places."""
+    if new.raised is not None or not (old.left or new.left):
+        return new
+    made = new.value if new.left else {RETURNED: new.value}
+    if not old.left:
+        return dataclasses.replace(new, value=made[RETURNED])
+    left = {place: made.get(place, old.value[place]) for place in old.left}
+    return dataclasses.replace(new, value={RETURNED: made[RETURNED], **left})
 
 
 def without_run(raised: str) -> str:

@@ -253,8 +253,22 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             " of these the value alone is compared"
         )
     yield from few_tokens_lines(site, rows, len(cases))
+    yield from state_lines(site, cases)
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
+
+
+def state_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
+    """What a site keeps from call to call, and what it changes in place."""
+    state = sorted({place for case in cases for place in case.state})
+    if state:
+        yield (
+            f"{site} changes {', '.join(state)} from call to call: check puts back what was there"
+            " before each call"
+        )
+    left = sorted({place for case in cases for place in case.left})
+    if left:
+        yield f"{site} leaves its work in {', '.join(left)}, too: that is compared"
 
 
 def equal_arguments(cases: Sequence[Case]) -> list[str]:

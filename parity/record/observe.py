@@ -45,6 +45,7 @@ from parity.record.patching import (
 )
 from parity.record.rows import string_lists
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
+from parity.record.state import RETURNED, FirstSeen, Held
 from parity.record.taps import (
     decisions,
     gen_engine,
@@ -124,6 +125,9 @@ class Observer(Listener):
         self.main_code: Callable[[str, Any], CodeType | None] = lambda name, loader: (
             loader.get_code(name)
         )
+        # Places that a call is asked for (None: those that it changes).
+        self.left: Sequence[str] | None = None
+        self.first_seen = FirstSeen()
         self.patches = Patches()
         self._counts = dict[tuple[str, str], int]()
         self._finder = Finder(self)
@@ -227,7 +231,11 @@ class Observer(Listener):
             if call.unseen and not rows:
                 self.failures.append(unseen_text(call))
                 return
-            kept = Keeper(self.store, files=call.files).keep(value)
+            keep = Keeper(self.store, files=call.files).keep
+            if error is None:
+                kept, left, state = self.with_state(call, value, keep)
+            else:
+                kept, left, state = None, (), {}
             self.sink(
                 golden.Case(
                     call.site,
@@ -238,8 +246,22 @@ class Observer(Listener):
                     kept,
                     error,
                     defaults=call.defaults,
+                    state=state,
+                    left=left,
                 )
             )
+
+    def with_state(
+        self, call: Call, value: Any, keep: Callable[[Any], Any]
+    ) -> tuple[Any, tuple[str, ...], dict[str, Any]]:
+        """(the value with what the call left, the places of it, what it found) of state.py."""
+        if call.held is None:
+            return keep(value), (), {}
+        changed = call.held.changed(value)
+        wanted = changed if self.left is None else self.left
+        left = {place: keep(now) for place, now in call.held.left(wanted).items()}
+        whole = {RETURNED: keep(value), **left} if left else keep(value)
+        return whole, tuple(left), call.held.state(changed)
 
     def note_model_call(self, event: Event) -> None:
         """Outside any site it becomes a case of its own, once its texts are decoded."""
@@ -273,7 +295,7 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
         call = Call(site.name, name, site.function)
         call.failures_before = len(observer.failures)
         with observer.guarded(f"arguments of {site.function}"):
-            keep_arguments(call, invocation, observer.store)
+            keep_arguments(call, invocation, observer)
         call.script_seed = observer.sow()
         observer.starting(call)
         observer.thread.call = call
@@ -310,14 +332,15 @@ def unseen_text(call: Call) -> str:
     )
 
 
-def keep_arguments(call: Call, invocation: Invocation, store: golden.Store | None) -> None:
-    keeper = Keeper(store, paths=True)
+def keep_arguments(call: Call, invocation: Invocation, observer: Observer) -> None:
+    keeper = Keeper(observer.store, paths=True)
     given = bind_arguments(invocation.original, invocation.args, invocation.kwargs)
     for name, value in given.items():
         if name == "self":
             call.arguments[name] = object_name(value)
         elif name != "cls" or not inspect.isclass(value):
             call.arguments[name] = keeper.keep(value)
+    call.held = Held.of(given, observer.first_seen, keeper.keep)
     call.defaults = stop_defaults(invocation.original, given)
     call.files = keeper.files
 

@@ -395,7 +395,7 @@ def other_arguments(store: Store, seen: Seen) -> dict[str, tuple[list[str], list
 
 
 OF_THE_RECORDING = {  # not of what the code does
-    "environment", "defaults", "repeats", "changing", "samples", "source",
+    "environment", "defaults", "repeats", "changing", "samples", "source", "state", "left",
 }  # fmt: skip
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from parity.goldens.causes import stage_of
 from parity.goldens.safe_text import printable
-from parity.goldens.verdict import Outcome, brief, equal, first_divergence
+from parity.goldens.verdict import Outcome, brief, first_divergence
 from parity.judge.align import paired
 from parity.judge.row import is_drawn
+from parity.judge.values import first_parting
 from parity.report.words import Row
 
 AROUND = 36  # characters shown on each side of the place where two texts part
@@ -57,25 +58,16 @@ def ids_parting(what: str, old: Sequence[int], new: Sequence[int]) -> Parting | 
     return Parting(f"{what}, from {place} on", (before, after(old)), (before, after(new)))
 
 
-def leaves(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, old, new) of the innermost values that differ, floats by more than rounding."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
-        for key in old:
-            yield from leaves(old[key], new[key], f"{path}.{key}")
-    elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
-        for place, (a, b) in enumerate(zip(old, new)):
-            yield from leaves(a, b, f"{path}[{place}]")
-    elif not equal(old, new):
-        yield path, old, new
-
-
 def parting(what: str, old: Any, new: Any) -> Parting | None:
-    """The first place where two values part."""
-    for path, a, b in leaves(old, new):
-        if isinstance(a, str) and isinstance(b, str):
-            return text_parting(what + path, a, b)
-        return Parting(what + path, ("", printable(brief(a))), ("", printable(brief(b))))
-    return None
+    """The first place where two values part, floats by more than rounding."""
+    found = first_parting(old, new)
+    if found is None:
+        return None
+    path, a, b = found
+    what += "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    if isinstance(a, str) and isinstance(b, str):
+        return text_parting(what, a, b)
+    return Parting(what, ("", printable(brief(a))), ("", printable(brief(b))))
 
 
 def row_partings(number: int, old: Row, new: Row) -> Iterator[Parting | None]:

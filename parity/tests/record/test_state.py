@@ -1,0 +1,132 @@
+"""What a call finds and leaves in its object, and in what it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.goldens.store import Case, Store
+from parity.judge.session import Session
+from parity.record.observe import Observer, Site
+from parity.record.state import shape_of
+
+OLD = """
+class Chat:
+    def __init__(self):
+        self.history = []
+        self.name = "bot"
+
+    def ask(self, text):
+        self.history.append(text)
+        reply = " ".join(self.history)
+        self.history.append(reply.upper())
+        return reply
+
+    def reset(self):
+        self.history = []
+
+
+def fill(rows, found):
+    for row in rows:
+        row["answer"] = row["text"].upper()
+    found.append(len(rows))
+
+
+def give(rows):
+    for row in rows:
+        row["answer"] = row["text"].upper()
+    return rows
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "old_chat.py").write_text(OLD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "old_chat", raising=False)
+    import old_chat  # type: ignore[import-not-found]
+
+    yield old_chat
+    del sys.modules["old_chat"]
+
+
+def recorded(old: Any, attribute: str, run: Callable[[], Any], tmp_path: Path) -> list[Case]:
+    found: list[Case] = []
+    site = Site("chat", f"old_chat:{attribute}")
+    with Observer(sites=[site], sink=found.append, store=Store(tmp_path / "golden"), seed=None) as observer:
+        run()
+    assert observer.failures == []
+    return found
+
+
+def test_state_is_what_the_object_held_before_each_call_and_left_behind_it(old: Any, tmp_path: Path) -> None:
+    def run() -> None:
+        chat = old.Chat()
+        chat.ask("a")
+        chat.ask("b")
+        chat.reset()
+        chat.ask("c")
+
+    first, second, third = recorded(old, "Chat.ask", run, tmp_path)
+    assert first.state == {"self.history": []}
+    assert second.state == {"self.history": ["a", "A"]}
+    assert third.state == {"self.history": []}
+    assert second.left == ("self.history",)
+    assert second.value == {"returned": "a A b", "self.history": ["a", "A", "b", "A A B"]}
+
+
+def test_what_is_changed_in_place_is_part_of_the_value_unless_it_is_returned(old: Any, tmp_path: Path) -> None:
+    [case] = recorded(old, "fill", lambda: old.fill([{"text": "a"}], []), tmp_path)
+    assert case.left == ("found", "rows") and case.state == {}
+    assert case.value == {"returned": None, "rows": [{"text": "a", "answer": "A"}], "found": [1]}
+    [case] = recorded(old, "give", lambda: old.give([{"text": "a"}]), tmp_path)
+    assert case.left == () and case.value == [{"text": "a", "answer": "A"}]
+
+
+@pytest.mark.parametrize("value", [0.5, [0.5], {"at": object()}, list(range(30_000))], ids=str)
+def test_times_tensors_and_data_sets_are_no_state(value: Any) -> None:
+    assert shape_of(value) is None
+
+
+def session_call(tmp_path: Path, golden: Case, new: str, source: str) -> Case:
+    (tmp_path / "new_chat.py").write_text(source)
+    factories = {"chat": {"self": "new_chat:Chat"}} if "." in new else {}
+    with Session(Store(tmp_path / "golden"), {f"new_chat:{new}": "chat"}, factories) as session:
+        return session.call(golden, f"new_chat:{new}", {}, {}, frozenset())
+
+
+def test_a_case_is_judged_with_the_state_that_it_was_recorded_in(old: Any, tmp_path: Path) -> None:
+    def run() -> None:
+        chat = old.Chat()
+        chat.ask("a")
+        chat.ask("b")
+
+    _, second = recorded(old, "Chat.ask", run, tmp_path)
+    assert session_call(tmp_path, second, "Chat.ask", OLD).value == second.value
+    forgets = OLD.replace("self.history.append(reply.upper())", "pass")
+    new = session_call(tmp_path, second, "Chat.ask", forgets)
+    assert new.value == {"returned": "a A b", "self.history": ["a", "A", "b"]}
+
+
+def test_an_attribute_that_is_called_otherwise_is_not_compared(old: Any, tmp_path: Path) -> None:
+    [first] = recorded(old, "Chat.ask", lambda: old.Chat().ask("a"), tmp_path)
+    new = session_call(tmp_path, first, "Chat.ask", OLD.replace("history", "turns"))
+    assert new.value == first.value and new.left == ()
+
+
+def test_a_golden_of_an_older_release_is_compared_by_what_is_returned(old: Any, tmp_path: Path) -> None:
+    [first] = recorded(old, "Chat.ask", lambda: old.Chat().ask("a"), tmp_path)
+    older = dataclasses.replace(first, state={}, left=(), value="a")
+    assert session_call(tmp_path, older, "Chat.ask", OLD).value == "a"
+
+
+def test_a_golden_that_names_other_places_than_its_value_has_is_refused(old: Any, tmp_path: Path) -> None:
+    [first] = recorded(old, "Chat.ask", lambda: old.Chat().ask("a"), tmp_path)
+    said = {**first.to_json(), "left": ["self.turns"]}
+    with pytest.raises(TypeError, match="left names other places than the value has"):
+        Case.from_json(said)
