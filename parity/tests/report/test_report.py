@@ -331,7 +331,7 @@ def test_the_last_line_is_the_exit_code(outcomes: tuple[Outcome, ...], last: str
         ("abc", "abc\n", "value, from character 3 on", ("abc", "(end)"), ("abc", "\\n")),
         (["a", "b"], ["a", "c"], "value[1], from character 0 on", ("", "b"), ("", "c")),
         ({"k": {"n": 1}}, {"k": {"n": 2}}, "value.k.n", ("", "1"), ("", "2")),
-        (["a"], ["a", "b"], "value[1]", ("", "(nothing)"), ("", "b")),
+        (["a"], ["a", "b"], "value[1]", ("", "(nothing)"), ("", "'b'")),
         (
             "x" * 80 + "old",
             "x" * 80 + "new",
