@@ -9,7 +9,7 @@ import libcst as cst
 
 from parity.draft.chats import CHAT, CHATS, Depths
 from parity.draft.decisions import Decision, Decisions
-from parity.draft.expressions import Expressions, Scope, kind_of, plain
+from parity.draft.expressions import Expressions, NamesIn, Scope, kind_of, plain
 from parity.draft.loads import (
     TOKENIZER_DROPPED,
     Load,
@@ -20,7 +20,16 @@ from parity.draft.loads import (
     vllm_load,
 )
 from parity.draft.observed import Observed
-from parity.draft.roles import Unsure, Value, code_of, constant, dotted, is_short, parse
+from parity.draft.roles import (
+    Unsure,
+    Value,
+    assignment,
+    code_of,
+    constant,
+    dotted,
+    is_short,
+    parse,
+)
 from parity.draft.settings import GenerateOptions, Options, literal, mapping, sampling_params
 
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
@@ -41,6 +50,11 @@ SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.m
 SAME_UNLISTED = ("min_p", "no_repeat_ngram_size", "min_new_tokens", "max_length")
 OWN_TOKENS = "load() takes the tokenizer of its checkpoint, as it is"
 MISSING = "its meaning here is not known"
+# Roles of what an engine answered.
+DRAWN = (
+    "results", "new", "outputs", "result", "new_row", "vllm_outputs", "vllm_output",
+    "pipe_outputs", "pipe_output", "pipe_batch", "pipe_row", "pipe_chat", "pipe_message",
+)  # fmt: skip
 WHOLE = "[*{row}.prompt_token_ids, *{row}.token_ids]"
 NEW = "list({row}.token_ids)"
 
@@ -94,7 +108,26 @@ class Calls(Expressions):
     def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
         raise NotImplementedError
 
+    def result_name(self, role: str, scope: Scope) -> str:
+        raise NotImplementedError
+
     def call(self, node: cst.Call, scope: Scope) -> Value:
+        """A call, translated once. Rows that it gives get a name in a statement of their own, so
+        that whatever is drawn from them asks the engine once."""
+        if node not in scope.calls:
+            scope.calls[node] = self.named(self.called(node, scope), node, scope)
+        return scope.calls[node]
+
+    def named(self, value: Value, node: cst.Call, scope: Scope) -> Value:
+        if value.role not in DRAWN or value.node is None or is_short(value.node):
+            return value
+        if node is scope.whole or not scope.has_room:  # it has a name, or is used once
+            return value
+        name = cst.Name(self.result_name(value.role, scope))
+        scope.pending.append(cst.SimpleStatementLine([assignment(name, value.node)]))
+        return replace(value, node=name)
+
+    def called(self, node: cst.Call, scope: Scope) -> Value:
         name = dotted(node.func)
         if name == "len" and len(node.args) == 1:
             return self.length_of(node, scope)
@@ -864,7 +897,8 @@ class Calls(Expressions):
         scope: Scope,
     ) -> cst.BaseExpression:
         """The engine's call; its options stand in a statement of their own where there is room."""
-        if not scope.is_inline and not isinstance(options, cst.Name):
+        has_room = scope.has_room or not (scope.is_inline or NamesIn.of(options))
+        if has_room and not isinstance(options, cst.Name):
             name = self.variable("options", scope)
             self.generated_names.add(name)  # dropped where a second translation has its own
             statement = cst.parse_statement(f"{name} = {code_of(options)}\n")

@@ -5,13 +5,14 @@ Whoever derives from `Expressions` adds calls (calls.py) and statements (stateme
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import libcst as cst
 
-from parity.draft.roles import Demote, Unsure, Value, code_of, constant, dotted, parse
+from parity.draft.roles import Demote, Unsure, Value, code_of, constant, dotted, is_short, parse
 
 ROW_OF = {"results": "result", "new": "new_row", "ids": "ids_row", "outputs": "output"}
 
@@ -23,6 +24,8 @@ class Scope:
     env: variable, or "self.attribute", -> value.   outer: that of the module, or of the class.
     function: qualified name; "" of the module.   pending: statements that stand before the current
     one.   loops: how deep the current statement is in loops.   seed: of the next generate.
+    lazy: how deep the current expression is in ones that may not be evaluated.   calls: translated.
+    target: variable that the current statement assigns.   whole: all that it assigns or returns.
     """
 
     function: str = ""
@@ -37,7 +40,23 @@ class Scope:
     returned: Value | None = None
     class_name: str = ""
     engine: cst.BaseExpression | None = None
-    targets: list[str] = field(default_factory=list)
+    target: str = ""
+    whole: cst.BaseExpression | None = None
+    lazy: int = 0
+    calls: dict[cst.Call, Value] = field(default_factory=dict)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a statement before the current one is run where this expression is."""
+        return not self.is_inline and not self.lazy
+
+    @contextlib.contextmanager
+    def lazily(self) -> Iterator[None]:
+        self.lazy += 1
+        try:
+            yield
+        finally:
+            self.lazy -= 1
 
     def find(self, name: str) -> Value | None:
         if name in self.env:
@@ -91,25 +110,27 @@ class Expressions:
 
     def translate(self, node: cst.BaseExpression, scope: Scope) -> Value:
         """Raises Unsure, Demote."""
-        if isinstance(node, cst.Name):
-            return self.name(node, scope)
-        if isinstance(node, cst.Attribute):
-            return self.attribute(node, scope)
-        if isinstance(node, cst.Subscript):
-            return self.subscript(node, scope)
-        if isinstance(node, cst.Call):
-            return self.call(node, scope)
-        if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
-            return self.comprehension(node, scope)
-        if isinstance(node, (cst.Tuple, cst.List)):
-            return self.display(node, scope)
-        if isinstance(node, cst.IfExp):
-            return self.conditional(node, scope)
-        if isinstance(node, cst.Lambda):
-            return self.closed(node, scope)
-        return self.others(node, scope)
+        rules: dict[type[cst.CSTNode], Callable[[Any, Scope], Value]] = {
+            cst.Name: self.name,
+            cst.Attribute: self.attribute,
+            cst.Subscript: self.subscript,
+            cst.Call: self.call,
+            cst.ListComp: self.comprehension,
+            cst.GeneratorExp: self.comprehension,
+            cst.SetComp: self.collected,
+            cst.DictComp: self.collected,
+            cst.Tuple: self.display,
+            cst.List: self.display,
+            cst.IfExp: self.conditional,
+            cst.BooleanOperation: self.either,
+            cst.Lambda: self.closed,
+        }
+        return rules.get(type(node), self.others)(node, scope)
 
     def call(self, node: cst.Call, scope: Scope) -> Value:
+        raise NotImplementedError
+
+    def word(self, name: str) -> str:
         raise NotImplementedError
 
     # == Plain values ==
@@ -354,6 +375,8 @@ class Expressions:
         return None
 
     def samples_of(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        if not is_short(node):  # written twice it would be asked twice
+            return parse(self.word("samples_of") + "({node})", node=node)
         return parse("{node}.samples or ({node},)", node=node)
 
     def pipeline_part(
@@ -414,8 +437,9 @@ class Expressions:
 
     def conditional(self, node: cst.IfExp, scope: Scope) -> Value:
         test = self.plain_node(node.test, scope)
-        body = self.translate(node.body, scope)
-        orelse = self.translate(node.orelse, scope)
+        with scope.lazily():
+            body = self.translate(node.body, scope)
+            orelse = self.translate(node.orelse, scope)
         if body.role == orelse.role == "request" and body.node and orelse.node:
             node = node.with_changes(test=test, body=body.node, orelse=orelse.node)
             return Value(node, "request")
@@ -424,6 +448,12 @@ class Expressions:
             "orelse": self.as_plain(orelse, node.orelse, scope),
         }
         return plain(node.with_changes(test=test, **branches), kind_of(node))
+
+    def either(self, node: cst.BooleanOperation, scope: Scope) -> Value:
+        left = self.plain_node(node.left, scope)
+        with scope.lazily():
+            right = self.plain_node(node.right, scope)
+        return plain(node.with_changes(left=left, right=right))
 
     def comprehension(self, node: cst.ListComp | cst.GeneratorExp, scope: Scope) -> Value:
         inner = scope.inner()
@@ -443,6 +473,16 @@ class Expressions:
             return Value(as_list(made), "request_list", old=old)
         made = node.with_changes(elt=self.as_plain(element, node.elt, inner), for_in=loop)
         return plain(made, "list" if isinstance(node, cst.ListComp) else "")
+
+    def collected(self, node: cst.SetComp | cst.DictComp, scope: Scope) -> Value:
+        """A set or a dictionary of plain values."""
+        inner = scope.inner()
+        loop, _ = self.comp_for(node.for_in, inner)
+        if loop is None:
+            raise Unsure(f"`{code_of(node)}`", "nothing of what it goes over is left")
+        names = ("elt",) if isinstance(node, cst.SetComp) else ("key", "value")
+        parts = {name: self.plain_node(getattr(node, name), inner) for name in names}
+        return plain(node.with_changes(for_in=loop, **parts))
 
     def comp_for(self, loop: cst.CompFor, inner: Scope) -> tuple[cst.CompFor | None, bool]:
         """The loop of a comprehension, and whether it goes over all elements once."""

@@ -116,6 +116,7 @@ class ModuleDraft(Statements):
         self.taken: dict[str, set[str]] = {}
         self.waiting: dict[str, str] = {}
         self.moved_stops = {}
+        self.reused = {}
         self.collect()
         self.depths = Depths(module, {name: one.node for name, one in self.functions.items()}, seen)
 
@@ -681,6 +682,10 @@ class ModuleDraft(Statements):
             if case.function.endswith(f":{function}") and set(case.arguments) - known:
                 return False
         return True
+
+    def is_changed(self, name: str, scope: Scope) -> bool:
+        known = self.functions.get(scope.function)
+        return parts.is_changed(known.node if known is not None else self.module, name)
 
     def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
         return "write it as a Plugin with should_stop, or as stop strings or ids"

@@ -419,7 +419,12 @@ def whole_ids(result):
     """Ids of the prompt and of the answer, as generate gives them."""
     return [*result.prompt_token_ids, *result.token_ids]
 '''
-HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS}
+SAMPLES_OF = '''
+def samples_of(result):
+    """All samples of a request: one without samples is its own."""
+    return result.samples or (result,)
+'''
+HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS, "samples_of": SAMPLES_OF}
 LIBRARIES = ("functools", "torch")  # of which a draft may use more than the old source
 WORDS = ("load", "load_engine", "generation_options", *LIBRARIES, *HELPERS)
 
@@ -494,6 +499,24 @@ def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:
         elif place == 0 and m.matches(statement, m.SimpleStatementLine(body=[m.Expr()])):
             last = 1
     return last
+
+
+CHANGES = ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort", "update",
+           "setdefault")  # fmt: skip
+
+
+def is_changed(node: cst.CSTNode, name: str) -> bool:
+    """Whether what a variable holds is changed in place: by a method, a part, an operator."""
+    of = m.Name(name)
+    part: Any = m.OneOf(m.Subscript(value=of), m.Attribute(value=of))
+    methods = m.OneOf(*(m.Name(method) for method in CHANGES))
+    changes = m.OneOf(
+        m.Call(func=m.Attribute(value=of, attr=methods)),
+        m.AssignTarget(target=part),
+        m.AugAssign(target=m.OneOf(of, part)),
+        m.Del(target=part),
+    )
+    return bool(m.findall(node, changes))
 
 
 def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import libcst as cst
@@ -10,6 +10,7 @@ import libcst as cst
 from parity.draft.calls import SEEDS, Calls
 from parity.draft.expressions import NamesIn, Scope, plain
 from parity.draft.importing import statements_of
+from parity.draft.parts import CHANGES
 from parity.draft.roles import (
     Copy,
     Demote,
@@ -52,9 +53,6 @@ CONFIG = ("config.pad_token_id", "generation_config.pad_token_id", "config.use_c
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "no_grad", "inference_mode")
 
 
-CHANGES = ("append", "extend", "insert", "pop", "clear", "remove")
-
-
 class Statements(Calls):
     generated_names: set[str]
 
@@ -90,7 +88,7 @@ class Statements(Calls):
         return done
 
     ahead: Sequence[cst.BaseStatement] = ()
-    reused: Mapping[str, Value] = {}
+    reused: dict[str, Value]
 
     def block(self, body: cst.BaseSuite, scope: Scope) -> cst.BaseSuite | None:
         """A block; None where nothing of it is left."""
@@ -108,7 +106,8 @@ class Statements(Calls):
         if isinstance(statement, cst.For):
             return self.for_statement(statement, scope)
         if isinstance(statement, cst.While):
-            test = self.plain_node(statement.test, scope)
+            with scope.lazily():
+                test = self.plain_node(statement.test, scope)
             body = self.loop_body(statement.body, scope)
             return [statement.with_changes(test=test, body=body or PASS)]
         if isinstance(statement, cst.With):
@@ -134,6 +133,7 @@ class Statements(Calls):
         return [line.with_changes(body=small)] if small else []
 
     def small(self, one: cst.BaseSmallStatement, scope: Scope) -> list[cst.BaseSmallStatement]:
+        scope.target, scope.whole = "", None
         if isinstance(one, cst.Assign):
             return self.assign(one, scope)
         if isinstance(one, cst.AnnAssign):
@@ -183,6 +183,7 @@ class Statements(Calls):
         if isinstance(one.value, cst.Call) and self.only_pads(one.value, scope):
             return []
         self.copy_changed(one.value)
+        scope.whole = one.value
         value = self.translate(one.value, scope)
         if value.role == "plain" or (value.node is not None and value.role in HELD):
             return [one.with_changes(value=value.node)]
@@ -223,6 +224,7 @@ class Statements(Calls):
     def returned(self, one: cst.Return, scope: Scope) -> list[cst.BaseSmallStatement]:
         if one.value is None:
             return [one]
+        scope.whole = one.value
         value = self.translate(one.value, scope)
         is_site = self.is_site(scope.function)
         if value.role != "plain" and (is_site or value.role in ERASED or value.node is None):
@@ -253,7 +255,7 @@ class Statements(Calls):
             return []
         if isinstance(target, (cst.Tuple, cst.List)):
             return self.unpacked(target, one, scope)
-        scope.targets = [code_of(target)]
+        scope.target, scope.whole = code_of(target), one.value
         value = self.translate(one.value, scope)
         return self.held(target, value, one, scope)
 
@@ -370,13 +372,7 @@ class Statements(Calls):
 
     def held_row(self, target: cst.Name, value: Value, scope: Scope) -> cst.Assign:
         """Requests or results in a variable that is named after them."""
-        name = target.value
-        twin = self.reused.get(name)
-        if twin is not None and twin.role == value.role and isinstance(twin.node, cst.Name):
-            new = twin.node  # the other branch gives it the same name
-        else:
-            new = cst.Name(self.variable(HELD.get(value.role, target.value), scope))
-        self.generated_names.add(new.value)
+        new = cst.Name(self.result_name(value.role, scope))
         if value.role == "request" and "messages" in value.details:
             self.waiting[new.value] = code_of(value.details["messages"])
         details = value.details
@@ -386,13 +382,24 @@ class Statements(Calls):
         assert value.node is not None
         return assignment(new, value.node)
 
+    def result_name(self, role: str, scope: Scope) -> str:
+        """A name for requests or results; that of the other branch, where it assigns the same."""
+        twin = self.reused.pop(scope.target, None)
+        names = NamesIn.of(twin.node) if twin is not None and twin.node is not None else set()
+        is_same = len(names) == 1 and names <= self.generated_names
+        name = names.pop() if is_same else self.variable(HELD[role], scope)
+        self.generated_names.add(name)
+        return name
+
     def held_plain(
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
     ) -> list[cst.BaseSmallStatement]:
         details = dict(value.details)
+        if self.is_changed(code_of(target), scope):
+            details.pop("row", None)
         if isinstance(target, cst.Name):
             self.bind_name(target, Value(target, kind=value.kind, details=details), scope)
-            if "row" in value.details:
+            if "row" in details:
                 self.generated_names.add(target.value)
         elif isinstance(target, cst.Attribute):
             known = scope.find(code_of(target))
@@ -404,6 +411,9 @@ class Statements(Calls):
         assert value.node is not None
         targets = [one.targets[0].with_changes(target=new_target)]
         return [one.with_changes(targets=targets, value=value.node)]
+
+    def is_changed(self, name: str, scope: Scope) -> bool:
+        raise NotImplementedError
 
     def held_settings(
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
@@ -467,6 +477,11 @@ class Statements(Calls):
 
     def if_statement(self, statement: cst.If, scope: Scope) -> list[cst.BaseStatement]:
         test = self.plain_node(statement.test, scope)
+        return self.branches(statement, test, scope)
+
+    def branches(
+        self, statement: cst.If, test: cst.BaseExpression, scope: Scope
+    ) -> list[cst.BaseStatement]:
         seed_before = scope.seed
         before = dict(scope.env)
         body = self.block(statement.body, scope)
@@ -493,7 +508,9 @@ class Statements(Calls):
 
     def orelse(self, orelse: cst.Else | cst.If, scope: Scope) -> cst.Else | cst.If | None:
         if isinstance(orelse, cst.If):
-            new = self.if_statement(orelse, scope)
+            with scope.lazily():
+                test = self.plain_node(orelse.test, scope)
+            new = self.branches(orelse, test, scope)
             return new[0] if new and isinstance(new[0], cst.If) else None
         body = self.block(orelse.body, scope)
         return orelse.with_changes(body=body) if body is not None else None
