@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
+from parity.draft import run_time
 from parity.draft.chats import CHAT, CHATS, Depths
 from parity.draft.decisions import Decision, Decisions
 from parity.draft.expressions import Expressions, NamesIn, Scope, kind_of, plain
@@ -47,8 +48,10 @@ TOKENIZER_WORDS = {
 }  # fmt: skip
 SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.manual_seed",
          "torch.cuda.manual_seed_all", "torch.random.manual_seed")  # fmt: skip
-SAME_UNLISTED = ("min_p", "no_repeat_ngram_size", "min_new_tokens", "max_length")
 OWN_TOKENS = "load() takes the tokenizer of its checkpoint, as it is"
+# Keywords of generate that a request holds by itself.
+BESIDE_IDS = ("attention_mask", "pixel_values", "image_grid_thw", "token_type_ids")
+CASTS = ("long", "int", "bool")
 MISSING = "its meaning here is not known"
 # Roles of what an engine answered.
 DRAWN = (
@@ -131,6 +134,8 @@ class Calls(Expressions):
         name = dotted(node.func)
         if name == "len" and len(node.args) == 1:
             return self.length_of(node, scope)
+        if name in ("torch.ones_like", "torch.ones") and self.is_of_ids(node, scope):
+            return Value(None, "mask")
         made = self.made(node, name, scope) or self.function_call(node, scope)
         if made is not None:
             return made
@@ -139,6 +144,11 @@ class Calls(Expressions):
             if found is not None:
                 return found
         return self.called_value(node, scope) or self.others(node, scope)
+
+    def is_of_ids(self, node: cst.Call, scope: Scope) -> bool:
+        """Whether a tensor is as large as input ids."""
+        values = [scope.find(name) for name in NamesIn.of(node)]
+        return any(value is not None and value.role in ("inputs", "ids") for value in values)
 
     # == What is made ==
 
@@ -328,6 +338,10 @@ class Calls(Expressions):
         if base.role == "engine":
             return self.engine_method(base, name, node, scope)
         if base.role in ("inputs", "ids", "ids_row", "mask", "results", "result") and name in MOVES:
+            return base
+        if base.role == "ids" and name in ("ne", "not_equal"):
+            return replace(base, role="mask")
+        if base.role == "mask" and name in CASTS:
             return base
         if base.role in ("shape", "ids", "mask") and name == "size":
             return replace(base, role="length")
@@ -713,7 +727,7 @@ class Calls(Expressions):
             for text in builder.notes:
                 self.note(text)
             return options
-        self.refuse_unlisted(stars)
+        run_time.refuse_unlisted(self.seen, ", ".join(stars))
         words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
         words += [f"**{code_of(said[name])}" for name in stars]
         call = cst.parse_expression(f"{self.word('generation_options')}({', '.join(words)})")
@@ -724,17 +738,21 @@ class Calls(Expressions):
                 f"checkpoint: {', '.join(inherited)}. Keep it?"
             )
             self.ask.choose(Decision("inherited", question, ("keep",)))
-        return Options(whole=call, keeps_stop=True, fields={"temperature": literal(0.0)})
+        return self.run_time_options(call)
 
-    def refuse_unlisted(self, stars: list[str]) -> None:
-        """Raise Unsure where keywords of run time would need more than `generation_options` has."""
-        what = f"`{', '.join(stars)}` holds keywords that are known at run time only"
-        others = [name for name in SAME_UNLISTED if self.seen.inherited(name) is not None]
-        others = [name for name in others if self.seen.settings.get(name)]
-        if others:
-            raise Unsure(what, f"the checkpoint sets {', '.join(others)}, too", "write them out")
-        if self.seen.checkpoint and any(ids != self.seen.eos_ids for ids in self.seen.end_ids):
-            raise Unsure(what, "the rows end at other ids than the engine's", "write them out")
+    def run_time_options(self, call: cst.BaseExpression) -> Options:
+        """Options that are made at run time: whatever the draft's function takes may be among
+        them."""
+        names = self.run_time_keywords()
+        return Options(
+            whole=call,
+            keeps_stop="stop_strings" in names,
+            fields={"temperature": literal(0.0)},
+            samples=cst.Name("n") if "num_return_sequences" in names else None,
+        )
+
+    def run_time_keywords(self) -> list[str]:
+        raise NotImplementedError
 
     def reads_scores(self, scope: Scope) -> bool:
         raise NotImplementedError
@@ -803,42 +821,27 @@ class Calls(Expressions):
         self, node: cst.Call, scope: Scope
     ) -> tuple[Value, dict[str, cst.BaseExpression]]:
         """The requests of a call of generate, and its other keywords."""
-        requests: Value | None = None
-        said: dict[str, cst.BaseExpression] = {}
+        words = [arg for arg in node.args if arg.star != "**"]
+        said = arguments(node.with_changes(args=words), ("inputs", "generation_config"))
         for arg in node.args:
-            if arg.star == "*":
-                raise Unsure(f"`{code_of(node)}`", "its arguments are not seen")
-            if arg.keyword is None and arg.star == "":
-                requests = self.translate(arg.value, scope)
-            elif arg.star == "**":
-                value = self.mapping_value(arg.value, scope)
-                if isinstance(value, Value):
-                    requests = value
-                else:
-                    said |= value
-            elif arg.keyword is not None and arg.keyword.value in ("input_ids", "inputs"):
-                requests = self.translate(arg.value, scope)
-            elif arg.keyword is not None and arg.keyword.value in (
-                "pixel_values",
-                "image_grid_thw",
-                "attention_mask",
-            ):
-                continue
-            elif arg.keyword is not None:
-                said[arg.keyword.value] = arg.value
+            if arg.star == "**":
+                said |= self.mapping_words(arg.value, scope)
+        given = [said.pop(name) for name in ("input_ids", "inputs") if name in said]
+        for name in BESIDE_IDS:
+            said.pop(name, None)
+        requests = self.translate(given[0], scope) if given else None
         if requests is None or requests.role not in ("inputs", "ids"):
             raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
         return requests, said
 
-    def mapping_value(
+    def mapping_words(
         self, node: cst.BaseExpression, scope: Scope
-    ) -> Value | dict[str, cst.BaseExpression]:
+    ) -> dict[str, cst.BaseExpression]:
         """What `**node` holds: inputs, or keywords that the code names."""
         if isinstance(node, cst.Dict):
             return self.dict_words(node, scope)
-        value = self.translate(node, scope)
-        if value.role in ("inputs", "ids"):
-            return value
+        if self.translate(node, scope).role in ("inputs", "ids"):
+            return {"input_ids": node}
         known = self.settings_of(node, scope)
         if known is not None:
             return known
@@ -852,10 +855,7 @@ class Calls(Expressions):
         found: dict[str, cst.BaseExpression] = {}
         for element in node.elements:
             if isinstance(element, cst.StarredDictElement):
-                value = self.mapping_value(element.value, scope)
-                if isinstance(value, Value):
-                    raise Unsure(f"`{code_of(node)}`", "inputs and settings are mixed in it")
-                found |= value
+                found |= self.mapping_words(element.value, scope)
                 continue
             key = constant(element.key) if isinstance(element, cst.DictElement) else None
             if not isinstance(key, str):
@@ -1127,10 +1127,9 @@ class Calls(Expressions):
         stars = [arg.value for arg in node.args if arg.star == "**"]
         said = arguments(node.with_changes(args=words), ("text_inputs",))
         for star in stars:
-            value = self.mapping_value(star, scope)
-            if isinstance(value, Value):
-                raise Unsure(f"`{code_of(node)}`", MISSING)
-            said |= value
+            said |= self.mapping_words(star, scope)
+        if "input_ids" in said:
+            raise Unsure(f"`{code_of(node)}`", MISSING)
         given = said.pop("text_inputs")
         full = said.pop("return_full_text", None)
         returns_prompt = full is None or constant(full) is not False

@@ -123,6 +123,7 @@ class Expressions:
             cst.List: self.display,
             cst.IfExp: self.conditional,
             cst.BooleanOperation: self.either,
+            cst.Comparison: self.compared,
             cst.Lambda: self.closed,
         }
         return rules.get(type(node), self.others)(node, scope)
@@ -449,6 +450,12 @@ class Expressions:
         }
         return plain(node.with_changes(test=test, **branches), kind_of(node))
 
+    def compared(self, node: cst.Comparison, scope: Scope) -> Value:
+        """`ids != pad` is a mask."""
+        left = self.translate(node.left, scope)
+        is_mask = left.role == "ids" and isinstance(node.comparisons[0].operator, cst.NotEqual)
+        return replace(left, role="mask") if is_mask else self.others(node, scope)
+
     def either(self, node: cst.BooleanOperation, scope: Scope) -> Value:
         left = self.plain_node(node.left, scope)
         with scope.lazily():
@@ -581,6 +588,7 @@ NOUNS = {
     "new_row": "a generated row",
     "scores": "what the scores are",
     "mask": "the attention mask",
+    "keywords": "what it holds for generate",
     "device": "the device",
 }
 

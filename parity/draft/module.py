@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 
-from parity.draft import importing, parts
+from parity.draft import importing, parts, run_time
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
@@ -656,13 +656,26 @@ class ModuleDraft(Statements):
     ) -> dict[str, cst.BaseExpression] | None:
         """Keywords that a variable holds: of a mapping that is written once and never changed."""
         if not isinstance(node, cst.Name) or scope.function not in self.functions:
-            return {f"**{code_of(node)}": self.plain_node(node, scope)}
+            return {f"**{code_of(node)}": node}
         found = parts.single_mapping(self.functions[scope.function].node, node.value)
         if found is None:
             is_given = self.is_parameter(node.value, scope)
             return None if is_given else {f"**{node.value}": node}
         self.generated_names.add(node.value)
         return self.dict_words(found, scope)
+
+    def run_time_keywords(self) -> list[str]:
+        return run_time.keywords(self.seen, self.module.code)
+
+    def is_for_generate(self, name: str, node: cst.BaseExpression, scope: Scope) -> bool:
+        """Whether a mapping holds inputs, and is unpacked only: where it is, it is translated."""
+        known = self.functions.get(scope.function)
+        found = parts.single_mapping(known.node, name) if known is not None else None
+        if found is None or not is_display(node):
+            return False
+        values = [element.value for element in found.elements]
+        roles = {self.translate(value, scope).role for value in values}
+        return bool(roles & {"inputs", "ids"})
 
     def is_parameter(self, name: str, scope: Scope) -> bool:
         return name in self.parameters(scope) or self.is_star(name, scope)
@@ -773,13 +786,12 @@ class ModuleDraft(Statements):
         return self.generated_names | parts.assigned_names(self.module.body)
 
     def additions(self) -> parts.Additions:
-        text = parts.generation_options(self.seen, self.module.code)
         options = self.word("generation_options")
         return parts.Additions(
             engine_module=self.engine_module,
             words={name: self.word(name) for name in parts.WORDS},
             made={**self.engine_lines(), **self.object_lines},
-            generation_options=text.replace("def generation_options(", f"def {options}("),
+            generation_options=run_time.generation_options(self.seen, self.module.code, options),
         )
 
     def engine_lines(self) -> dict[str, Sequence[str]]:
@@ -792,6 +804,11 @@ class ModuleDraft(Statements):
         lines = {self.word("make_engine"): [load], self.word("make_tokenizer"): [tokenizer]}
         wanted = {factory for made in self.factories.values() for factory in made.values()}
         return {factory: lines[factory] for factory in sorted(lines.keys() & wanted)}
+
+
+def is_display(node: cst.BaseExpression) -> bool:
+    is_call = isinstance(node, cst.Call) and dotted(node.func) == "dict"
+    return is_call or isinstance(node, cst.Dict)
 
 
 def free_name(wanted: str, used: set[str]) -> str:

@@ -27,6 +27,7 @@ NEUTRAL = {
 }
 
 
+CONFIG = "GenerationConfig"
 PROBE = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "b"},
@@ -82,6 +83,16 @@ class Observed:
             for name, value in case.arguments.items():
                 if isinstance(value, Mapping) and "$object" in value:
                     found[name] = str(value["$object"])
+        return found
+
+    @property
+    def settings_fields(self) -> set[str]:
+        """Fields of the GenerationConfigs that were arguments."""
+        found: set[str] = set()
+        for case in self.cases:
+            for value in case.arguments.values():
+                if isinstance(value, Mapping) and str(value.get("$settings")).endswith(CONFIG):
+                    found |= value["fields"].keys()
         return found
 
     def argument_kind(self, name: str) -> str:

@@ -12,7 +12,6 @@ import libcst.matchers as m
 from parity.draft.expressions import NamesIn, Scope
 from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
-from parity.draft.observed import Observed
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted
 
 if TYPE_CHECKING:
@@ -535,53 +534,14 @@ def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:
     node = assigned[0]
     if isinstance(node, cst.Dict):
         return node
-    if isinstance(node, cst.Call) and dotted(node.func) == "dict":
-        words = [arg for arg in node.args if arg.keyword is not None]
-        if len(words) == len(node.args):
-            elements = [
-                cst.DictElement(cst.SimpleString(f'"{arg.keyword.value}"'), arg.value)
-                for arg in words
-                if arg.keyword is not None
-            ]
-            return cst.Dict(elements)
-    return None
+    if not isinstance(node, cst.Call) or dotted(node.func) != "dict":
+        return None
+    if any(arg.keyword is None and arg.star != "**" for arg in node.args):
+        return None
+    return cst.Dict([dict_element(arg) for arg in node.args])
 
 
-# == Keywords that are known at run time only ==
-
-
-def generation_options(seen: Observed, source: str) -> str:
-    """A function that makes options of transformers' keywords, with what the code inherited."""
-    rows = [("max_new_tokens", 20), ("do_sample", False), ("temperature", 1.0), ("top_p", 1.0),
-            ("top_k", 50), ("repetition_penalty", 1.0)]  # fmt: skip
-    lines = []
-    for name, neutral in rows:
-        inherited = seen.inherited(name)
-        value = inherited.value if inherited is not None else neutral
-        source_of_value = inherited.source if inherited is not None else ""
-        is_told = source_of_value and value not in (1.0, False)
-        lines.append(
-            f"    {name}={value!r},{f'  # {source_of_value}' if is_told or value is True else ''}"
-        )
-    lines.append("    pad_token_id=None,  # the engine pads by itself")
-    stop = ""
-    if "stop_strings" in source:
-        lines += ["    stop_strings=None,", "    tokenizer=None,"]
-        stop = '        "stop": {"strings": stop_strings or [], "include_stop": True},\n'
-    body = "\n".join(lines)
-    return f'''
-def generation_options(
-    *,
-{body}
-):
-    """Options of the engine for keywords of transformers' generate.
-
-    Defaults are what the old code took without saying so; another keyword is an error."""
-    options = {{
-        "max_new_tokens": max_new_tokens,
-        "repetition_penalty": repetition_penalty,
-{stop}    }}
-    if do_sample:
-        options |= {{"temperature": temperature, "top_p": top_p, "top_k": top_k or None}}
-    return options
-'''
+def dict_element(arg: cst.Arg) -> cst.BaseDictElement:
+    if arg.keyword is None:
+        return cst.StarredDictElement(arg.value)
+    return cst.DictElement(cst.SimpleString(f'"{arg.keyword.value}"'), arg.value)

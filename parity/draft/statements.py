@@ -256,6 +256,9 @@ class Statements(Calls):
         if isinstance(target, (cst.Tuple, cst.List)):
             return self.unpacked(target, one, scope)
         scope.target, scope.whole = code_of(target), one.value
+        if self.is_for_generate(code_of(target), one.value, scope):
+            self.bind_name(target, Value(None, "keywords"), scope)
+            return []
         value = self.translate(one.value, scope)
         return self.held(target, value, one, scope)
 
@@ -411,6 +414,9 @@ class Statements(Calls):
         assert value.node is not None
         targets = [one.targets[0].with_changes(target=new_target)]
         return [one.with_changes(targets=targets, value=value.node)]
+
+    def is_for_generate(self, name: str, node: cst.BaseExpression, scope: Scope) -> bool:
+        raise NotImplementedError
 
     def is_changed(self, name: str, scope: Scope) -> bool:
         raise NotImplementedError

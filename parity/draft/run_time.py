@@ -1,0 +1,129 @@
+"""Keywords of generate that are known at run time only: the function that makes options of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from parity.draft.observed import NEUTRAL, Observed
+from parity.draft.roles import Unsure
+
+# Keyword of generate -> what it is where nobody decides.
+FIELDS: Mapping[str, object] = {
+    "max_new_tokens": 20,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 50,
+    "repetition_penalty": 1.0,
+}
+# The same of keywords that a draft has where the source or a golden names them.
+MORE: Mapping[str, object] = {
+    "min_p": 0.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "num_return_sequences": 1,
+    "eos_token_id": None,
+    "stop_strings": None,
+    "use_cache": None,
+}
+COMMENTS = {
+    "tokenizer": "the engine has one",
+    "pad_token_id": "the engine pads by itself",
+    "use_cache": "the engine keeps its own",
+    "transformers_version": "of a GenerationConfig",
+}
+OPTIONS = {
+    "max_new_tokens": '"max_new_tokens": max_new_tokens',
+    "repetition_penalty": '"repetition_penalty": repetition_penalty',
+    "no_repeat_ngram_size": '"no_repeat_ngram_size": no_repeat_ngram_size or None',
+    "min_new_tokens": '"min_new_tokens": min_new_tokens',
+    "num_return_sequences": '"n": num_return_sequences',
+}
+STOPS = {
+    "stop_strings": """
+    if stop_strings:
+        stop |= {"strings": stop_strings, "include_stop": True}""",
+    "eos_token_id": """
+    if eos_token_id is not None:
+        ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+        stop |= {"token_ids": ids, "ignore_eos": True}""",
+}
+ENDS = "the ids that ended the old code's rows"
+
+
+def keywords(seen: Observed, source: str) -> list[str]:
+    """Keywords that the function of a draft takes."""
+    named = set(re.findall(r"\w+", source)) | seen.settings_fields
+    more = [name for name in MORE if name in named or is_inherited(name, seen)]
+    if "stop_strings" in more:
+        more.append("tokenizer")
+    idle = ["pad_token_id"]
+    if "GenerationConfig" in named:
+        idle.append("transformers_version")
+    return [*FIELDS, *more, *idle]
+
+
+def is_inherited(name: str, seen: Observed) -> bool:
+    """Whether the old code took a keyword, and it does something."""
+    if name == "eos_token_id":
+        return bool(other_ends(seen))
+    inherited = seen.inherited(name)
+    return name in NEUTRAL and inherited is not None and inherited.value not in NEUTRAL[name]
+
+
+def other_ends(seen: Observed) -> list[int]:
+    """The ids that ended rows where nobody said them and the engine would not end."""
+    entries = [row.get("stop", {}).get("end_ids") for row in seen.rows]
+    said = [set(one["value"]) for one in entries if one is not None and one["from"] != "caller"]
+    is_other = bool(said) and said[0] != seen.eos_ids and seen.checkpoint is not None
+    return sorted(said[0]) if is_other else []
+
+
+def refuse_unlisted(seen: Observed, stars: str) -> None:
+    """Raise Unsure where the keywords would need more than the function of a draft has."""
+    what = f"`{stars}` holds keywords that are known at run time only"
+    if seen.settings.get("max_length"):
+        raise Unsure(what, "the checkpoint sets max_length, too", "write them out")
+
+
+def default_of(name: str, seen: Observed) -> tuple[object, str]:
+    """(value, source) of a keyword that a call does not say."""
+    if name == "eos_token_id":
+        ends = other_ends(seen)
+        return (ends, ENDS) if ends else (None, "")
+    neutral = {**FIELDS, **MORE}.get(name)
+    inherited = seen.inherited(name) if name in {**FIELDS, **MORE} else None
+    if inherited is None:
+        return neutral, COMMENTS.get(name, "")
+    is_told = inherited.value not in (1.0, False) or inherited.value is True
+    return inherited.value, inherited.source if is_told else ""
+
+
+def generation_options(seen: Observed, source: str, name: str) -> str:
+    """The function of a draft, called `name`."""
+    known = keywords(seen, source)
+    lines = []
+    for keyword in known:
+        value, origin = default_of(keyword, seen)
+        lines.append(f"    {keyword}={value!r},{f'  # {origin}' if origin else ''}")
+    fields = "".join(f"        {text},\n" for word, text in OPTIONS.items() if word in known)
+    min_p = ', "min_p": min_p' if "min_p" in known else ""
+    stops = "".join(text for word, text in STOPS.items() if word in known)
+    if stops:
+        stops = f'    stop = {{}}{stops}\n    if stop:\n        options["stop"] = stop\n'
+    body = "\n".join(lines)
+    return f'''
+def {name}(
+    *,
+{body}
+):
+    """Options of the engine for keywords of transformers' generate.
+
+    Defaults are what the old code took without saying so; another keyword is an error."""
+    options = {{
+{fields}    }}
+    if do_sample:
+        options |= {{"temperature": temperature, "top_p": top_p, "top_k": top_k or None{min_p}}}
+{stops}    return options
+'''
