@@ -51,6 +51,8 @@ SEEDS = ("torch.manual_seed", "set_seed", "transformers.set_seed", "torch.cuda.m
 OWN_TOKENS = "load() takes the tokenizer of its checkpoint, as it is"
 # Keywords of generate that a request holds by itself.
 BESIDE_IDS = ("attention_mask", "pixel_values", "image_grid_thw", "token_type_ids")
+# Kinds of settings: a GenerationConfig of which the fields are known, and one that is not.
+CONFIG, AT_RUN_TIME = "generation_config", "generation_config at run time"
 CASTS = ("long", "int", "bool")
 MISSING = "its meaning here is not known"
 # Roles of what an engine answered.
@@ -163,8 +165,7 @@ class Calls(Expressions):
         if last == "SamplingParams":
             return self.made_params(node, scope)
         if last == "GenerationConfig":
-            said = self.plain_all(self.generation_words(node), scope)
-            return Value(None, "settings", "generation_config", details=said)
+            return self.made_config(node, scope)
         if last and last[0].isupper():
             part_of(last)  # raises for what the engine does not run
         if last in ("process_vision_info", "TextIteratorStreamer", "TextStreamer"):
@@ -193,12 +194,11 @@ class Calls(Expressions):
                 f"the tokenizer is {code_of(path)}, the model {code_of(load.path)}; {OWN_TOKENS}"
             )
 
-    def generation_words(self, node: cst.Call) -> dict[str, cst.BaseExpression]:
-        words = [arg for arg in node.args if not arg.star]
-        if len(words) != len(node.args):
-            stars = [arg.value for arg in node.args if arg.star]
-            self.drop_empty_stars(stars, node)
-        return arguments(node.with_changes(args=words), ())
+    def made_config(self, node: cst.Call, scope: Scope) -> Value:
+        made = self.with_plain(node, scope)
+        if any(arg.keyword is None for arg in node.args):
+            return Value(made, "settings", AT_RUN_TIME)
+        return Value(made, "settings", CONFIG, details=self.plain_all(arguments(node, ()), scope))
 
     def drop_empty_stars(self, stars: list[cst.BaseExpression], node: cst.Call) -> None:
         """`**kwargs` of the function itself, where no golden gave any."""
@@ -217,7 +217,7 @@ class Calls(Expressions):
     def pretrained(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
         owner = name.rpartition(".")[0].rpartition(".")[2]
         if owner == "GenerationConfig":
-            raise Unsure(f"`{code_of(node)}`", "its file is not read here", "name its fields")
+            return Value(self.with_plain(node, scope), "settings", AT_RUN_TIME)
         if owner in ("PeftModel", "AutoPeftModelForCausalLM"):
             what = f"`{code_of(node)}` loads an adapter"
             raise Unsure(what, "it is not written by itself", "load(..., adapters={...})")
@@ -727,10 +727,8 @@ class Calls(Expressions):
             for text in builder.notes:
                 self.note(text)
             return options
-        run_time.refuse_unlisted(self.seen, ", ".join(stars))
-        words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
-        words += [f"**{code_of(said[name])}" for name in stars]
-        call = cst.parse_expression(f"{self.word('generation_options')}({', '.join(words)})")
+        run_time.refuse_unlisted(self.seen, self.run_time_keywords(), ", ".join(stars))
+        call = cst.parse_expression(self.word("generation_options") + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
             question = (
@@ -812,10 +810,20 @@ class Calls(Expressions):
         }
 
     def config_words(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
+        """What a GenerationConfig says: its keywords, or a mapping of run time."""
         value = self.translate(node, scope)
-        if value.role != "settings" or value.kind != "generation_config":
+        if value.role not in ("plain", "settings") or value.kind == "sampling_params":
             raise Unsure(f"`generation_config={code_of(node)}`", "what it holds is not seen here")
-        return dict(value.details)
+        if value.kind == CONFIG:
+            return dict(value.details)
+        fields = parse("{config}.to_diff_dict()", config=node)
+        if isinstance(node, cst.Name) and self.may_be_none(node.value, scope):
+            text = "({fields} if {config} is not None else {})"
+            fields = parse(text, fields=fields, config=node)
+        return {f"**{code_of(node)}": fields}
+
+    def may_be_none(self, name: str, scope: Scope) -> bool:
+        raise NotImplementedError
 
     def generate_words(
         self, node: cst.Call, scope: Scope
@@ -1228,6 +1236,17 @@ def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -
     """The request of a pipeline's call with one text.   prompt: that its text begins with."""
     details = {} if prompt is None else {"prompt": prompt}
     return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
+
+
+def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
+    """Arguments of a call; one mapping where a word is said again, which is later in it."""
+    if len(said) > 1 and any(".to_diff_dict()" in code_of(said[star]) for star in stars):
+        parts = [
+            f"**{code_of(v)}" if k in stars else f'"{k}": {code_of(v)}' for k, v in said.items()
+        ]
+        return f"(**{{{', '.join(parts)}}})"
+    words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
+    return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 
 
 THINKS = "the template thinks unless it is told not to"

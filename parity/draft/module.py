@@ -12,6 +12,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from parity.draft import importing, parts, run_time
+from parity.draft.calls import AT_RUN_TIME, CONFIG
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
@@ -25,6 +26,7 @@ from parity.draft.roles import (
     assignment,
     bound_arguments,
     code_of,
+    constant,
     dotted,
     is_of_self,
     parameter_names,
@@ -437,6 +439,8 @@ class ModuleDraft(Statements):
         returned = known.returned
         if returned is None or returned.role == "plain":
             return Value(call, kind=returned.kind if returned is not None else "")
+        if returned.kind == CONFIG:  # its fields are known in that function only
+            returned = replace(returned, kind=AT_RUN_TIME)
         return replace(returned, node=call, name="")
 
     def object_attribute(self, base: Value, name: str) -> Value | None:
@@ -697,8 +701,20 @@ class ModuleDraft(Statements):
         return True
 
     def is_changed(self, name: str, scope: Scope) -> bool:
+        return parts.is_changed(self.reach(name, scope), name)
+
+    def is_fixed(self, name: str, scope: Scope) -> bool:
+        return parts.is_fixed(self.reach(name, scope), name)
+
+    def reach(self, name: str, scope: Scope) -> cst.CSTNode:
+        """Where a variable can be used: its function, or the module."""
         known = self.functions.get(scope.function)
-        return parts.is_changed(known.node if known is not None else self.module, name)
+        return self.module if known is None or "." in name else known.node
+
+    def may_be_none(self, name: str, scope: Scope) -> bool:
+        known = self.functions.get(scope.function)
+        defaults = parts.defaults_of(known.node) if known is not None else {}
+        return name in defaults and constant(defaults[name]) is None
 
     def criteria_of(self, node: cst.BaseExpression, scope: Scope) -> str:
         return "write it as a Plugin with should_stop, or as stop strings or ids"

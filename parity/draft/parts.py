@@ -292,6 +292,8 @@ def is_pure(node: cst.BaseExpression | None) -> bool:
     for call in m.findall(node, m.Call()):
         assert isinstance(call, cst.Call)
         name = dotted(call.func)
+        if name.endswith("GenerationConfig"):
+            continue
         if ".tokenizer." not in name and ".from_pretrained" not in name and name not in PURE:
             return False
     return True
@@ -491,10 +493,10 @@ def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:
     """Behind the last import that stands before the first statement with one of these names."""
     last = 0
     for place, statement in enumerate(body):
-        if NamesIn.of(statement) & names:
-            break
         if is_import(statement):
             last = place + 1
+        elif NamesIn.of(statement) & names:
+            break
         elif place == 0 and m.matches(statement, m.SimpleStatementLine(body=[m.Expr()])):
             last = 1
     return last
@@ -506,16 +508,34 @@ CHANGES = ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "s
 
 def is_changed(node: cst.CSTNode, name: str) -> bool:
     """Whether what a variable holds is changed in place: by a method, a part, an operator."""
-    of = m.Name(name)
+    of = matcher(name)
     part: Any = m.OneOf(m.Subscript(value=of), m.Attribute(value=of))
     methods = m.OneOf(*(m.Name(method) for method in CHANGES))
     changes = m.OneOf(
         m.Call(func=m.Attribute(value=of, attr=methods)),
+        m.Call(func=m.Name("setattr"), args=[m.Arg(value=of), m.ZeroOrMore()]),
         m.AssignTarget(target=part),
         m.AugAssign(target=m.OneOf(of, part)),
         m.Del(target=part),
     )
     return bool(m.findall(node, changes))
+
+
+def is_fixed(node: cst.CSTNode, name: str) -> bool:
+    """Whether a variable holds one thing, which nothing changes."""
+    once = len(m.findall(node, m.AssignTarget(target=matcher(name)))) == 1
+    return once and not is_changed(node, name)
+
+
+def matcher(name: str) -> Any:
+    """What matches a name, or `self.name`."""
+    owner, _, last = name.rpartition(".")
+    return m.Attribute(value=matcher(owner), attr=m.Name(last)) if owner else m.Name(last)
+
+
+def defaults_of(node: cst.FunctionDef) -> dict[str, cst.BaseExpression]:
+    every = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
+    return {one.name.value: one.default for one in every if one.default is not None}
 
 
 def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:

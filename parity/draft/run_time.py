@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from parity.draft.observed import NEUTRAL, Observed
 from parity.draft.roles import Unsure
+from parity.draft.settings import NO_OPTION, POSSIBLE, WITHOUT_EFFECT
 
 # Keyword of generate -> what it is where nobody decides.
 FIELDS: Mapping[str, object] = {
@@ -25,12 +26,10 @@ MORE: Mapping[str, object] = {
     "num_return_sequences": 1,
     "eos_token_id": None,
     "stop_strings": None,
-    "use_cache": None,
 }
 COMMENTS = {
     "tokenizer": "the engine has one",
     "pad_token_id": "the engine pads by itself",
-    "use_cache": "the engine keeps its own",
     "transformers_version": "of a GenerationConfig",
 }
 OPTIONS = {
@@ -49,6 +48,13 @@ STOPS = {
         ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
         stop |= {"token_ids": ids, "ignore_eos": True}""",
 }
+# Fields of a GenerationConfig that change nothing here.
+IDLE = WITHOUT_EFFECT - {
+    "pad_token_id",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+}
 ENDS = "the ids that ended the old code's rows"
 
 
@@ -58,7 +64,7 @@ def keywords(seen: Observed, source: str) -> list[str]:
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
     if "stop_strings" in more:
         more.append("tokenizer")
-    idle = ["pad_token_id"]
+    idle = ["pad_token_id", *sorted(seen.settings_fields & IDLE)]
     if "GenerationConfig" in named:
         idle.append("transformers_version")
     return [*FIELDS, *more, *idle]
@@ -80,8 +86,12 @@ def other_ends(seen: Observed) -> list[int]:
     return sorted(said[0]) if is_other else []
 
 
-def refuse_unlisted(seen: Observed, stars: str) -> None:
+def refuse_unlisted(seen: Observed, known: list[str], stars: str) -> None:
     """Raise Unsure where the keywords would need more than the function of a draft has."""
+    for name in sorted(seen.settings_fields - set(known)):
+        raise Unsure(
+            f"a GenerationConfig of the goldens sets {name}", NO_OPTION, POSSIBLE.get(name, "")
+        )
     what = f"`{stars}` holds keywords that are known at run time only"
     if seen.settings.get("max_length"):
         raise Unsure(what, "the checkpoint sets max_length, too", "write them out")

@@ -40,6 +40,7 @@ POSSIBLE = {
     "structured_outputs": '"structured" of a request',
     "prompt_logprobs": "score_batch",
 }
+NO_OPTION = "the engine has no option for it"
 FALSY: tuple[object, ...] = (False, None, 0, [], ())
 
 
@@ -92,7 +93,7 @@ def literal(value: object) -> cst.BaseExpression:
 
 
 def refuse(name: str, node: cst.BaseExpression) -> None:
-    why = "the engine has no option for it" if name in POSSIBLE else "its meaning is not known here"
+    why = NO_OPTION if name in POSSIBLE else "its meaning is not known here"
     text = code_of(node)
     raise Unsure(f"generate is told {name}={text}", why, POSSIBLE.get(name, ""))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from parity.draft.calls import SEEDS, Calls
+from parity.draft.calls import AT_RUN_TIME, CONFIG, SEEDS, Calls
 from parity.draft.expressions import NamesIn, Scope, plain
 from parity.draft.importing import statements_of
 from parity.draft.parts import CHANGES
@@ -48,8 +48,8 @@ HELD = {  # role -> what its variable is called
 }
 # Attributes of a tokenizer that say how it pads and cuts; the engine does that by itself.
 PADDING = ("padding_side", "pad_token", "pad_token_id", "truncation_side", "model_max_length")
-CONFIG = ("config.pad_token_id", "generation_config.pad_token_id", "config.use_cache",
-          "generation_config.use_cache")  # fmt: skip
+IDLE_CONFIG = ("config.pad_token_id", "generation_config.pad_token_id", "config.use_cache",
+               "generation_config.use_cache")  # fmt: skip
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "no_grad", "inference_mode")
 
 
@@ -271,7 +271,7 @@ class Statements(Calls):
         name = target.attr.value
         if base.kind in ("tokenizer", "processor", "pipeline") and name in PADDING:
             return True
-        if path.endswith(CONFIG):
+        if path.endswith(IDLE_CONFIG):
             return True
         raise Unsure(f"`{code_of(one)}`", "it changes the model or its tokenizer after loading")
 
@@ -418,19 +418,23 @@ class Statements(Calls):
     def is_for_generate(self, name: str, node: cst.BaseExpression, scope: Scope) -> bool:
         raise NotImplementedError
 
+    def is_fixed(self, name: str, scope: Scope) -> bool:
+        raise NotImplementedError
+
     def is_changed(self, name: str, scope: Scope) -> bool:
         raise NotImplementedError
 
     def held_settings(
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
     ) -> list[cst.BaseSmallStatement]:
-        if value.kind == "generation_config":
-            if isinstance(target, cst.Attribute):
-                names = [n for node in value.details.values() for n in NamesIn.of(node)]
-                if any(scope.find(n) is not None or n in self.parameters(scope) for n in names):
-                    raise Unsure(f"`{code_of(one)}`", "its fields are known in this method only")
-            self.bind_name(target, value, scope)
-            return []
+        if value.kind == CONFIG:
+            self.generated_names.add(
+                code_of(target)
+            )  # dropped where its fields are all that is read
+            names = {name for node in value.details.values() for name in NamesIn.of(node)}
+            is_local = not isinstance(target, cst.Name) and any(map(scope.find, names))
+            if is_local or not self.is_fixed(code_of(target), scope):
+                value = replace(value, kind=AT_RUN_TIME)
         assert value.node is not None
         self.bind_name(target, replace(value, node=target), scope)
         return [one.with_changes(value=value.node)]

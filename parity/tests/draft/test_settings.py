@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .drafts import PROMPT, body, row, run
+from .drafts import PROMPT, body, draft_of, row, run, seen
 
 IDS = "ids = tok(question, return_tensors='pt').input_ids\n"
 GREEDY = {"max_new_tokens": 5, "repetition_penalty": 1.05}
@@ -89,3 +89,139 @@ def test_draft_of_samples_that_a_dict_asks_for_gives_each() -> None:
     draft = body(code, parameters="question, many", question="x", many=False)
     assert run(draft, "answer", "Why?", False)[0] == ["ANSWER"]
     assert run(draft, "answer", "Why?", True)[0] == ["ANSWER 0", "ANSWER 1", "ANSWER 2"]
+
+
+# == GenerationConfig ==
+
+MADE = "GenerationConfig(max_new_tokens=5, do_sample=False)"
+ENDS = "\nout = model.generate(**inputs, generation_config=config)" + decoded("inputs.input_ids.shape[1]")
+SAID = ENDS.replace("config)", "config, max_new_tokens=7)")
+IMPORT = "from transformers import GenerationConfig"
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        (f"config = {MADE}{ENDS}", GREEDY),
+        (f"config = {MADE}\nconfig.max_new_tokens = budget{ENDS}", {**GREEDY, "max_new_tokens": 9}),
+        (f"config = {MADE}\nsetattr(config, 'max_new_tokens', budget){ENDS}", {**GREEDY, "max_new_tokens": 9}),
+        (f"config = {MADE}\nconfig.update(max_new_tokens=budget){ENDS}", {**GREEDY, "max_new_tokens": 9}),
+        (f"config = GenerationConfig(**{{'max_new_tokens': budget, 'do_sample': False}}){ENDS}",
+         {**GREEDY, "max_new_tokens": 9}),
+        (f"config = make(budget){ENDS}", {**GREEDY, "max_new_tokens": 9}),
+        (f"config = make(budget){SAID}", {**GREEDY, "max_new_tokens": 7}),
+        (f"config = {MADE}{SAID}", {**GREEDY, "max_new_tokens": 7}),
+        (f"config = {MADE}\nif budget:\n    config = GenerationConfig(max_new_tokens=budget){ENDS}",
+         {**GREEDY, "max_new_tokens": 9}),
+    ],
+)  # fmt: skip
+def test_draft_of_a_generation_config_asks_what_it_holds(code: str, options: dict[str, object]) -> None:
+    before = IMPORT + "\ndef make(n):\n    return GenerationConfig(max_new_tokens=n, do_sample=False)\n"
+    draft = body(PROMPT + code, before, "question, budget=9", rows=[row(penalty=1.05)], question="x")
+    value, engine = run(draft, "answer", "Why?")
+    assert (value, [asked for _, asked in engine.calls]) == ("ANSWER", [options])
+
+
+def test_draft_of_a_generation_config_that_is_known_needs_none() -> None:
+    draft = body(PROMPT + f"config = {MADE}{ENDS}", IMPORT, question="x")
+    assert "GenerationConfig" not in draft.code
+
+
+def config_golden(**fields: object) -> dict[str, object]:
+    return {"$settings": "transformers.GenerationConfig", "fields": fields}
+
+
+GIVEN = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+
+    def answer(question, config):
+        inputs = tok(question, return_tensors="pt")
+        out = model.generate(**inputs, generation_config=config)
+        rows = tok.batch_decode(out[:, inputs.input_ids.shape[1]:], skip_special_tokens=True)
+        return rows, config.num_return_sequences
+
+    def main(n):
+        config = GenerationConfig(max_new_tokens=5, do_sample=True, temperature=0.5, top_k=0, num_return_sequences=n,
+                                  eos_token_id=tok.eos_token_id)
+        return answer("Why?", config)
+"""
+
+
+def test_draft_of_a_generation_config_that_is_an_argument_reads_it_at_run_time() -> None:
+    fields = config_golden(max_new_tokens=5, do_sample=True, num_return_sequences=2, eos_token_id=6)
+    draft = draft_of(GIVEN, seen(rows=[row(penalty=1.05)], question="x", config=fields))
+    value, engine = run(draft, "main", 2)
+    assert value == (["ANSWER 0", "ANSWER 1"], 2)
+    ends = {"stop": {"token_ids": [6], "ignore_eos": True}}
+    sampled = {"temperature": 0.5, "top_p": 1.0, "top_k": None}
+    assert engine.calls[0][1] == {**GREEDY, **sampled, **ends, "n": 2}
+
+
+def test_draft_of_a_generation_config_with_what_has_no_option_is_refused() -> None:
+    draft = draft_of(GIVEN, seen(question="x", config=config_golden(max_new_tokens=5, num_beams=4)))
+    assert not draft.is_moved and "num_beams" in draft.todos[0].text
+
+
+def test_draft_of_a_generation_config_that_may_be_absent_asks_what_is_inherited() -> None:
+    code = PROMPT + f"out = model.generate(**inputs, generation_config=config){decoded('inputs.input_ids.shape[1]')}"
+    draft = body(code, IMPORT, "question, config=None", rows=[row(penalty=1.05)], question="x", config=None)
+    _, engine = run(draft, "answer", "Why?")
+    assert engine.calls[0][1] == {**GREEDY, "max_new_tokens": 20}
+
+
+def test_draft_of_a_method_whose_object_keeps_a_generation_config_asks_what_it_holds() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+        class Asker:
+            def __init__(self, path, budget):
+                self.tok = AutoTokenizer.from_pretrained(path)
+                self.model = AutoModelForCausalLM.from_pretrained(path)
+                self.config = GenerationConfig(max_new_tokens=budget, do_sample=False)
+
+            def ask(self, question):
+                inputs = self.tok(question, return_tensors="pt")
+                out = self.model.generate(**inputs, generation_config=self.config)
+                return self.tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        def answer(question):
+            return Asker("m", 5).ask(question)
+    """
+    value, engine = run(draft_of(source, seen(question="x")), "answer", "Why?")
+    assert (value, engine.calls[0][1]["max_new_tokens"]) == ("ANSWER", 5)
+
+
+BATCH = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    def config_of(path, **more):
+        config = GenerationConfig()
+        config.max_new_tokens = 5
+        for name, value in more.items():
+            setattr(config, name, value)
+        return config
+
+    def answer(path, questions, **more):
+        tok = AutoTokenizer.from_pretrained(path, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(path)
+        chats = []
+        for q in questions:
+            chat = [{"role": "system", "content": "S"}] if path else []
+            chat.append({"role": "user", "content": q})
+            chats.append(chat)
+        inputs = tok.apply_chat_template(chats, add_generation_prompt=True, padding=True, return_dict=True,
+                                         return_tensors="pt", enable_thinking=False).to(model.device)
+        out = model.generate(**inputs, generation_config=config_of(path, **more))
+        return tok.batch_decode(out[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+def test_draft_of_a_batch_of_chats_with_settings_of_a_helper_asks_each() -> None:
+    draft = draft_of(BATCH, seen(path="m", questions=["a"], max_new_tokens=7))
+    value, engine = run(draft, "answer", "m", ["a", "b"])
+    assert value == ["ANSWER", "ANSWER"]
+    requests, options = engine.calls[0]
+    assert [len(request["messages"]) for request in requests] == [2, 2]
+    assert options["max_new_tokens"] == 5
