@@ -341,6 +341,7 @@ SETTINGS_CLASSES: dict[str, tuple[str, str]] = {
     "types.SimpleNamespace": ("types", "SimpleNamespace"),
 }
 OF_ANY_FIELDS = {"argparse.Namespace", "types.SimpleNamespace"}  # none has a default
+NOT_MOVED: Mapping[str, str] = {}
 BY_ID = {"logit_bias"}  # fields whose keys are token ids, which JSON writes as text
 
 
@@ -395,16 +396,15 @@ def settings_from(name: str, fields: Mapping[str, Any]) -> Any:
         raise GoldenError(f"an argument was a {name}, which cannot be made: {error}") from error
 
 
-def record_of(name: str, fields: Mapping[str, Any]) -> Any:
+def record_of(name: str, fields: Mapping[str, Any], moved: Mapping[str, str]) -> Any:
     """An instance of a dataclass or of a pydantic model as it was. No code of it runs, neither now nor when it is gone:
-    the class must be one that is imported already, and has none for that.
+    the class must be one that is imported already, and has none for that.   moved: module -> where its classes are now,
+    if they are not where they were.
 
     Raises GoldenError where it is not, or has not these fields."""
-    module = max((known for known in sys.modules if name.startswith(f"{known}.")), key=len, default="")
-    kind: Any = sys.modules.get(module)
-    for part in name[len(module) + 1 :].split("."):
-        kind = vars(kind).get(part) if isinstance(kind, (type, ModuleType)) else None
-    known = fields_declared(kind) if isinstance(kind, type) else None
+    places = [f"{new}{name[len(old) :]}" for old, new in moved.items() if name.startswith(f"{old}.")]
+    kind: Any = next(filter(None, map(class_at, [*places, name])), None)
+    known = fields_declared(kind) if kind is not None else None
     parts = [*fields, *(PYDANTIC_STATE if is_pydantic(kind) else ())]
     why = "which the moved code does not import" if known is None or {*known} != {*fields} else code_in(kind, parts)
     if not why:
@@ -421,6 +421,15 @@ def record_of(name: str, fields: Mapping[str, Any]) -> Any:
         f"an argument was a {name}, a class of the fields {', '.join(fields)}, {why}; say in sites.json what makes "
         'that argument, "arguments": {"NAME": "pkg.setup:make"}'
     )
+
+
+def class_at(place: str) -> type | None:
+    """A class of a module that is imported already, by the names of both."""
+    module = max((known for known in sys.modules if place.startswith(f"{known}.")), key=len, default="")
+    found: Any = sys.modules.get(module)
+    for part in place[len(module) + 1 :].split("."):
+        found = vars(found).get(part) if isinstance(found, (type, ModuleType)) else None
+    return found if isinstance(found, type) else None
 
 
 def is_pydantic(kind: Any) -> bool:
@@ -777,13 +786,14 @@ class Store:
             raise GoldenError(f"{path} was changed: its content has another sha256; {RESTORE}")
         return content
 
-    def restore(self, value: Any, folder: Path | None = None) -> Any:
+    def restore(self, value: Any, folder: Path | None = None, moved: Mapping[str, str] = NOT_MOVED) -> Any:
         """A recorded argument as it was given; files are copied into `folder` under their own names.
+        moved: module -> where its classes are now.
 
         Raises GoldenError for what is no data.
         """
         if isinstance(value, list):
-            return [self.restore(entry, folder) for entry in value]
+            return [self.restore(entry, folder, moved) for entry in value]
         if not isinstance(value, dict):
             return value
         for place, problem in object_faults(value, "an argument"):
@@ -799,7 +809,7 @@ class Store:
                 image.load()
                 return image
         if value.keys() == {"$set"}:
-            return {tuple(e) if isinstance(e, list) else e for e in self.restore(value["$set"], folder)}
+            return {tuple(e) if isinstance(e, list) else e for e in self.restore(value["$set"], folder, moved)}
         if value.keys() == {"$bytes"}:
             return base64.b64decode(value["$bytes"])
         if value.keys() == {"$object"}:
@@ -808,10 +818,11 @@ class Store:
                 '"arguments": {"NAME": "pkg.setup:make"}, or check this site with `check -- python script`'
             )
         if value.keys() == {"$settings", "fields"}:
-            return settings_from(value["$settings"], self.restore(value["fields"], folder))
+            return settings_from(value["$settings"], self.restore(value["fields"], folder, moved))
         if value.keys() == {"$record", "fields"}:
-            return record_of(value["$record"], {name: self.restore(v, folder) for name, v in value["fields"].items()})
-        return {key: self.restore(entry, folder) for key, entry in value.items()}
+            fields = {name: self.restore(v, folder, moved) for name, v in value["fields"].items()}
+            return record_of(value["$record"], fields, moved)
+        return {key: self.restore(entry, folder, moved) for key, entry in value.items()}
 
     def restored_file(self, blob: str, folder: Path, name: str) -> Path:
         """A copy of a file in `folder`, where it lay below the working directory, so that files sort and are grouped

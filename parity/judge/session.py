@@ -150,8 +150,9 @@ class Session:
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded_function(old, function)
-        given = self.given(old, called)
-        state = self.store.restore(dict(old.state), Path(self.folder.name) / "files")
+        moved = moved_classes(old, function)
+        given = self.given(old, called, moved)
+        state = self.store.restore(dict(old.state), Path(self.folder.name) / "files", moved)
         put_back(given.get("self"), state)
         self.observer.left = old.left
         args, kwargs = spread(called, given)
@@ -191,9 +192,11 @@ class Session:
         self.current_argv = argv
         sys.argv = self.own_argv if argv is None else [function.rpartition(":")[0], *argv]
 
-    def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
+    def given(
+        self, old: Case, called: Callable[..., Any], moved: Mapping[str, str]
+    ) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if
-        nobody takes it."""
+        nobody takes it.   moved: module -> where its classes are now."""
         makers = self.factories.get(old.site, {})
         wanted = taken(called)
         refuse_lost(old.arguments, wanted - makers.keys())
@@ -202,7 +205,8 @@ class Session:
             is_made = name in makers and holds_records(value)
             if not is_made and not objects_in(value):
                 data[name] = value
-        arguments: dict[str, Any] = self.store.restore(data, Path(self.folder.name) / "files")
+        files = Path(self.folder.name) / "files"
+        arguments: dict[str, Any] = self.store.restore(data, files, moved)
         for name, factory in makers.items():
             if name in wanted and name not in arguments:
                 arguments[name] = self.made(factory)
@@ -261,6 +265,16 @@ def refuse_lost(arguments: Mapping[str, Any], wanted: Container[str]) -> None:
                 f' sites.json what makes one, "arguments": {{"{name}": "pkg.setup:make"}}, or check'
                 " the script as a whole: `check -- python ...`"
             )
+
+
+def moved_classes(old: Case, function: str) -> dict[str, str]:
+    """Where the classes of a recorded module are now: the module that its function was moved to.
+    Those of a recorded script are of `__main__`."""
+    was = old.function.rpartition(":")[0]
+    now = function.rpartition(":")[0]
+    return {
+        "__main__" if was.endswith(".py") else was: str(Path(now)) if now.endswith(".py") else now
+    }
 
 
 def holds_records(value: Any) -> bool:

@@ -103,3 +103,37 @@ def test_a_module_that_ends_the_process_is_said_with_what_to_do(
     session = Session(Store(tmp_path / "golden"), {}, argv={"s": ["a", "--tmes", "2"]})
     with session, pytest.raises(GoldenError, match=said):
         session.call(Case("s", "a", name), name, {}, {}, frozenset())
+
+
+WITH_CLASS = """
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    budget: int
+
+def answer(config):
+    return [type(config).__module__, type(config) is Config, config.budget]
+"""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "old", "new"),
+    [
+        pytest.param("__main__", "acme_script.py", "acme_moved.py", id="a script that was moved"),
+        pytest.param("__main__", "acme_script.py", "acme_script.py", id="a script as it was"),
+        pytest.param("acme_script", "acme_script", "acme_moved", id="a module that was moved"),
+    ],
+)
+def test_a_class_of_the_recorded_code_is_that_of_the_moved_code(
+    recorded: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("acme_script.py", "acme_moved.py"):
+        (tmp_path / name).write_text(WITH_CLASS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"$record": f"{recorded}.Config", "fields": {"budget": 5}}
+    case = Case("s", "a", f"{old}:answer", {"config": config})
+    with Session(Store(tmp_path / "golden"), {f"{new}:answer": "s"}) as session:
+        value = session.call(case, f"{new}:answer", {}, {}, frozenset()).value
+    assert value == [new, True, 5]
