@@ -12,7 +12,7 @@ import libcst.matchers as m
 from parity.draft.expressions import NamesIn, Scope
 from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
-from parity.draft.roles import Unsure, Value, assignment, code_of, dotted
+from parity.draft.roles import Unsure, Value, assignment, code_of, dotted, parameter_names
 
 if TYPE_CHECKING:
     from parity.draft.statements import Statements
@@ -166,16 +166,25 @@ def cached(
     call: cst.BaseExpression,
     word: Callable[[str], str],
 ) -> cst.FunctionDef:
-    """A loader as `@functools.cache def name(...): return load(...)`.   word: what the draft calls
-    these."""
+    """A loader as `@functools.cache def name(...): return load(...)`; of one that takes an object,
+    which may have no hash, what it loads is the key.   word: what the draft calls these."""
     assert isinstance(call, cst.Call)
-    text = code_of(call.with_changes(func=cst.Name(word("load"))))
+    is_key = not takes_objects(node)
+    text = code_of(call.with_changes(func=cst.Name(word("load" if is_key else "load_engine"))))
     body: list[cst.BaseStatement] = [*kept, cst.parse_statement(f"return {text}\n")]
     first = node.body.body[0]
     if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
         body.insert(0, cst.ensure_type(first, cst.SimpleStatementLine))
     decorator = cst.Decorator(cst.parse_expression(f"{word('functools')}.cache"))
-    return node.with_changes(decorators=[decorator], body=cst.IndentedBlock(body), returns=None)
+    decorators = [decorator] if is_key else []
+    return node.with_changes(decorators=decorators, body=cst.IndentedBlock(body), returns=None)
+
+
+def takes_objects(node: cst.FunctionDef) -> bool:
+    """Whether a function reads parts of its parameters."""
+    given = m.OneOf(*(m.Name(name) for name in parameter_names(node) if name != "self"), m.Name(""))
+    parts = m.OneOf(m.Attribute(value=given), m.Subscript(value=given))
+    return bool(m.findall(node.body, parts))
 
 
 def with_parameters(

@@ -9,6 +9,7 @@ import difflib
 import io
 import json
 import os
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,9 @@ from parity.scan.scan import scan
 TODO_LEFT = 3
 NOTHING = 5
 WROTE = 4  # a recording that wrote goldens, which is what migrate wants of it
+SETTINGS_FILES = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
+MOST_SETTINGS = 1 << 20  # bytes: more is data
+A_PATH = re.compile(r"""[~/][^\s"'#,\]})]+""")
 OLD_NAME = "{name}_before"
 
 
@@ -89,6 +93,7 @@ def site_of(store: Store, name: str) -> RecordedSource:
     text, tree = source_text(path)
     argv = store.settings().get(name, {}).get("argv", [])
     mentions = [*texts_of_source(tree, path), *texts_of_call(store, argv, seen)]
+    mentions += texts_of_settings([*mentions], path.parent)
     return RecordedSource(with_checkpoint(seen, mentions), module, path, text)
 
 
@@ -125,13 +130,34 @@ def texts_of_source(tree: ast.Module, path: Path) -> Iterator[Mention]:
 
 
 def texts_of_call(store: Store, argv: Sequence[str], seen: Observed) -> Iterator[Mention]:
-    """Words of the script's command line, and arguments of the site that are texts."""
+    """Words of the script's command line, and texts in the arguments of the site."""
     for word in argv:
         yield Mention(word.rpartition("=")[2], f"argv in {store.root / SITES_JSON}")
     for case in seen.cases:
         for name, value in case.arguments.items():
-            if isinstance(value, str):
-                yield Mention(value, f"argument {name} of {store.path(case.site, case.case)}")
+            for text in texts_in(value):
+                yield Mention(text, f"argument {name} of {store.path(case.site, case.case)}")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, Mapping)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(inner)
+
+
+def texts_of_settings(mentions: Sequence[Mention], folder: Path) -> Iterator[Mention]:
+    """Paths in the settings files that the source or the command line names.   folder: of the
+    source."""
+    names = {one.text for one in mentions if one.text.endswith(SETTINGS_FILES)}
+    for name in sorted(names):
+        for path in dict.fromkeys((Path(name), folder / name)):
+            if not path.is_file() or path.stat().st_size > MOST_SETTINGS:
+                continue
+            for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+                for text in A_PATH.findall(line):
+                    yield Mention(text, f"{path}:{number}")
 
 
 # == draft ==

@@ -287,7 +287,7 @@ def test_a_file_that_changed_since_it_was_recorded_is_said(
     assert "old.py: answer changed since it was recorded" in said
 
 
-@pytest.mark.parametrize("where", ["source", "argv", "argument"])
+@pytest.mark.parametrize("where", ["source", "argv", "argument", "field", "settings", "settings of argv"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_checkpoint_outside_the_project_is_found_or_named(
     where: str, is_there: bool, project: Path, capfdbinary: pytest.CaptureFixture[bytes]
@@ -296,11 +296,12 @@ def test_a_checkpoint_outside_the_project_is_found_or_named(
     folder = project.parent / "models" / "mine"
     shutil.copytree(TEXT, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 2}))
-    path = {"source": repr(str(folder)), "argv": "sys.argv[1]", "argument": "question"}[where]
-    Path("old.py").write_text(OLD.replace("PATH", path))
-    argv = [f"--model={folder}"] if where == "argv" else None
-    question = str(folder) if where == "argument" else "x"
-    put_golden("mine", argv, question=question)
+    paths = {"source": repr(str(folder)), "argv": "sys.argv[1]", "settings": "open('run.yaml').read()[7:-1]"}
+    Path("old.py").write_text(OLD.replace("PATH", paths.get(where, "question")))
+    Path("run.yaml").write_text(f"model: {folder}\n" if where.startswith("settings") else "model: other\n")
+    argv = {"argv": [f"--model={folder}"], "settings of argv": ["run.yaml"]}.get(where)
+    field = {"$record": "__main__.Config", "fields": {"inner": {"model": str(folder)}}}
+    put_golden("mine", argv, question={"argument": str(folder), "field": field}.get(where, "x"))
     if not is_there:
         shutil.rmtree(folder)
     code, out, said = drafted_code(capfdbinary)
@@ -309,7 +310,9 @@ def test_a_checkpoint_outside_the_project_is_found_or_named(
     if is_there:
         assert (code, said) == (0, "") and '"no_repeat_ngram_size": 2' in text
         return
-    places = {"source": "old.py:4", "argv": "argv in golden/sites.json", "argument": "argument question of golden"}
+    places = {"source": "old.py:4", "argv": "argv in golden/sites.json"}
+    places |= dict.fromkeys(("argument", "field"), "argument question of golden")
+    places |= dict.fromkeys(("settings", "settings of argv"), "run.yaml:1")
     assert code == 3 and f"the checkpoint {folder} ({places[where]}" in said
     assert f"line {LOAD_LINE}: " in said and "put it back" in said
     [todo] = [k for k, line in enumerate(text.splitlines()) if "# TODO parity: " in line]

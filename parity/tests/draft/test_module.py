@@ -541,3 +541,27 @@ def test_draft_of_a_call_inside_a_call_asks_once(returned: str) -> None:
     value, engine = run(draft, "answer", "Why?")
     assert len(engine.calls) == 1 and "decoded [1, 2, 3, 5, 6]" in str(value)
     assert draft.code.count("max_new_tokens") == 1
+
+
+def test_draft_of_a_loader_that_takes_an_object_caches_by_what_it_loads() -> None:
+    """A dataclass has no hash, as this class."""
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        class Config:
+            __hash__ = None
+            path = "m"
+
+        def get(config):
+            tokenizer = AutoTokenizer.from_pretrained(config.path)
+            return AutoModelForCausalLM.from_pretrained(config.path), tokenizer
+
+        def answer(question):
+            for _ in range(2):
+                model, tokenizer = get(Config())
+            inputs = tokenizer(question, return_tensors="pt")
+            out = model.generate(**inputs, max_new_tokens=5)
+            return tokenizer.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+    """
+    value, engine = run(draft_of(source, seen(question="x")), "answer", "Why?")
+    assert (value, engine.loads) == ("ANSWER", [("m", {})])
