@@ -55,9 +55,10 @@ class Guarded:
     blocked: str = ""
 
 
-def guarded(body: Sequence[Any]) -> Guarded:
+def guarded(body: Sequence[Any], called: set[str]) -> Guarded:
     """What runs a module as a script, from the first statement that generates on, put under
-    `if __name__ == "__main__":`. Definitions and imports stay outside."""
+    `if __name__ == "__main__":`. Definitions and imports stay outside.   called: functions and
+    classes that are used by who imports it."""
     foreign = foreign_names(body)
     running = running_functions(body, foreign)
     runs = (k for k, one in enumerate(body) if is_running(one, running, foreign))
@@ -71,10 +72,35 @@ def guarded(body: Sequence[Any]) -> Guarded:
             outside.append(statement)
         else:
             script.append(statement)
-    blocked = sorted(names_bound(script) & names_read(outside))
+    asking = {one.name.value for one in body if isinstance(one, DEFINITIONS) and asks(one, running)}
+    blocked = sorted(names_bound(script) & names_read(used(outside, called | asking)))
     if blocked:
         return Guarded(body, blocked=blocked[0])
     return Guarded([*outside, one_guard(script)], moved=len(script))
+
+
+def asks(definition: cst.FunctionDef | cst.ClassDef, running: set[str]) -> bool:
+    """Whether a function, or a method of a class, generates."""
+    return any(name in running for name, _ in functions_of([definition]))
+
+
+def used(body: Sequence[Any], called: set[str]) -> list[Any]:
+    """Statements of a module, of its functions those alone that are called, or that these use."""
+    functions = {one.name.value: one for one in body if isinstance(one, DEFINITIONS)}
+    waiting = [*called & functions.keys()]
+    reached: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting += (names_read([functions[name]]) & functions.keys()) - reached
+    left = [one for one in body if isinstance(one, DEFINITIONS) and one.name.value not in reached]
+    heads = {id(one): head_of(one) for one in left if isinstance(one, cst.FunctionDef)}
+    return [heads.get(id(one), one) for one in body]
+
+
+def head_of(function: cst.FunctionDef) -> cst.FunctionDef:
+    """A function of which only what its definition runs is left."""
+    return function.with_changes(body=cst.SimpleStatementSuite([cst.Pass()]))
 
 
 def one_guard(script: Sequence[cst.BaseStatement]) -> cst.If:
@@ -91,11 +117,18 @@ def one_guard(script: Sequence[cst.BaseStatement]) -> cst.If:
 
 
 def without_blanks(body: Sequence[Any]) -> list[Any]:
-    """Statements of which the first has no blank lines before it."""
-    lines = list(getattr(body[0], "leading_lines", ()))
+    """Statements of which the first has no blank lines before it, and no blank line a blank."""
+    bare = [with_bare_blanks(statement) for statement in body]
+    lines = list(getattr(bare[0], "leading_lines", ()))
     while lines and lines[0].comment is None:
         lines.pop(0)
-    return [body[0].with_changes(leading_lines=lines), *body[1:]]
+    return [bare[0].with_changes(leading_lines=lines), *bare[1:]]
+
+
+def with_bare_blanks(statement: Any) -> Any:
+    lines = getattr(statement, "leading_lines", ())
+    bare = [line if line.comment else line.with_changes(indent=False) for line in lines]
+    return statement.with_changes(leading_lines=bare) if lines else statement
 
 
 def is_running(statement: cst.CSTNode, running: set[str], foreign: set[str]) -> bool:

@@ -779,7 +779,8 @@ class ModuleDraft(Statements):
 
     def importable(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
         """The module with what runs it as a script under the guard: `check` imports it."""
-        found = importing.guarded(body)
+        sites = {function.rpartition(":")[2].partition(".")[0] for function in self.seen.functions}
+        found = importing.guarded(body, sites)
         if found.moved:
             self.changes.append(
                 "what runs the script stands under"

@@ -56,6 +56,33 @@ def test_importing_a_draft_of_a_script_without_a_guard_asks_nothing(source: str)
     assert code.count("__main__") == 1 and code.rstrip().splitlines()[-1].startswith("    ")
 
 
+READS = """
+    found = [answer(q) for q in "ab"]
+
+    def first():
+        return found[0]
+
+    def report(prefix=""):
+        return prefix + first()
+
+    print(report())
+"""
+
+
+def test_a_function_that_no_recorded_one_calls_may_read_what_the_script_makes() -> None:
+    engine, code = asked(READS, "answer")
+    assert len(engine.calls) == 1 and code.index("def report") < code.index("__main__")
+    assert not [line for line in code.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("called", ["report(question)", "[report][0]", "Kept().say()"])
+def test_a_function_that_a_recorded_one_calls_keeps_what_it_reads_and_the_draft_says_so(called: str) -> None:
+    text = textwrap.dedent(LOADS).replace("inputs = tok", f"x = {called}\n    inputs = tok")
+    kept = "class Kept:\n    def say(self):\n        return report()\n"
+    draft = draft_of(text + textwrap.dedent(READS) + kept, seen(question="x"))
+    assert ["`found`" in todo.text for todo in draft.todos] == [True]
+
+
 def test_a_script_keeps_its_comments_where_its_guard_takes_more_in() -> None:
     source = """
     # 1
