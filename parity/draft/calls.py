@@ -84,6 +84,7 @@ class Calls(Expressions):
     seen: Observed
     ask: Decisions
     depths: Depths
+    source: str
     stops: bool
 
     # What statements.py and module.py add.
@@ -727,7 +728,7 @@ class Calls(Expressions):
             for text in builder.notes:
                 self.note(text)
             return options
-        run_time.refuse_unlisted(self.seen, self.run_time_keywords(), ", ".join(stars))
+        run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars))
         call = cst.parse_expression(self.word("generation_options") + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
@@ -741,16 +742,13 @@ class Calls(Expressions):
     def run_time_options(self, call: cst.BaseExpression) -> Options:
         """Options that are made at run time: whatever the draft's function takes may be among
         them."""
-        names = self.run_time_keywords()
+        names = run_time.keywords(self.seen, self.source)
         return Options(
             whole=call,
             keeps_stop="stop_strings" in names,
             fields={"temperature": literal(0.0)},
             samples=cst.Name("n") if "num_return_sequences" in names else None,
         )
-
-    def run_time_keywords(self) -> list[str]:
-        raise NotImplementedError
 
     def reads_scores(self, scope: Scope) -> bool:
         raise NotImplementedError

@@ -93,6 +93,7 @@ class ModuleDraft(Statements):
         self.module = module
         self.seen = seen
         self.ask = ask
+        self.source = module.code
         self.stops = False
         self.engine_module = engine_module
         self.demoted = demoted
@@ -668,9 +669,6 @@ class ModuleDraft(Statements):
         self.generated_names.add(node.value)
         return self.dict_words(found, scope)
 
-    def run_time_keywords(self) -> list[str]:
-        return run_time.keywords(self.seen, self.module.code)
-
     def is_for_generate(self, name: str, node: cst.BaseExpression, scope: Scope) -> bool:
         """Whether a mapping holds inputs, and is unpacked only: where it is, it is translated."""
         known = self.functions.get(scope.function)
@@ -808,7 +806,7 @@ class ModuleDraft(Statements):
             engine_module=self.engine_module,
             words={name: self.word(name) for name in parts.WORDS},
             made={**self.engine_lines(), **self.object_lines},
-            generation_options=run_time.generation_options(self.seen, self.module.code, options),
+            generation_options=run_time.generation_options(self.seen, self.source, options),
         )
 
     def engine_lines(self) -> dict[str, Sequence[str]]:

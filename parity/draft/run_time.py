@@ -55,19 +55,27 @@ IDLE = WITHOUT_EFFECT - {
     "output_scores",
     "output_logits",
 }
+VERSION = {"transformers_version"}
 ENDS = "the ids that ended the old code's rows"
 
 
 def keywords(seen: Observed, source: str) -> list[str]:
     """Keywords that the function of a draft takes."""
-    named = set(re.findall(r"\w+", source)) | seen.settings_fields
+    named = set(re.findall(r"\w+", source)) | config_fields(seen, source)
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
     if "stop_strings" in more:
         more.append("tokenizer")
-    idle = ["pad_token_id", *sorted(seen.settings_fields & IDLE)]
+    idle = ["pad_token_id", *sorted(config_fields(seen, source) & IDLE)]
     if "GenerationConfig" in named:
-        idle.append("transformers_version")
+        idle += VERSION
     return [*FIELDS, *more, *idle]
+
+
+def config_fields(seen: Observed, source: str) -> set[str]:
+    """Fields of the GenerationConfigs that reach generate, as far as they are seen."""
+    is_read = "GenerationConfig.from_pretrained" in source
+    own = seen.settings.keys() if is_read else ()
+    return {*seen.settings_fields, *(name for name in own if not name.startswith("_"))} - VERSION
 
 
 def is_inherited(name: str, seen: Observed) -> bool:
@@ -78,21 +86,30 @@ def is_inherited(name: str, seen: Observed) -> bool:
     return name in NEUTRAL and inherited is not None and inherited.value not in NEUTRAL[name]
 
 
+def ends_seen(seen: Observed) -> list[set[int]]:
+    """The distinct sets of ids that ended rows where the caller did not say them."""
+    entries = [row.get("stop", {}).get("end_ids") for row in seen.rows]
+    found: list[set[int]] = []
+    for one in entries:
+        if one is not None and one["from"] != "caller" and set(one["value"]) not in found:
+            found.append(set(one["value"]))
+    return found
+
+
 def other_ends(seen: Observed) -> list[int]:
     """The ids that ended rows where nobody said them and the engine would not end."""
-    entries = [row.get("stop", {}).get("end_ids") for row in seen.rows]
-    said = [set(one["value"]) for one in entries if one is not None and one["from"] != "caller"]
-    is_other = bool(said) and said[0] != seen.eos_ids and seen.checkpoint is not None
-    return sorted(said[0]) if is_other else []
+    found = ends_seen(seen)
+    is_other = bool(found) and found[0] != seen.eos_ids and seen.checkpoint is not None
+    return sorted(found[0]) if is_other else []
 
 
-def refuse_unlisted(seen: Observed, known: list[str], stars: str) -> None:
+def refuse_unlisted(seen: Observed, source: str, stars: str) -> None:
     """Raise Unsure where the keywords would need more than the function of a draft has."""
-    for name in sorted(seen.settings_fields - set(known)):
-        raise Unsure(
-            f"a GenerationConfig of the goldens sets {name}", NO_OPTION, POSSIBLE.get(name, "")
-        )
+    for name in sorted(config_fields(seen, source) - set(keywords(seen, source))):
+        raise Unsure(f"a GenerationConfig sets {name}", NO_OPTION, POSSIBLE.get(name, ""))
     what = f"`{stars}` holds keywords that are known at run time only"
+    if len(ends_seen(seen)) > 1:
+        raise Unsure(what, "the goldens' rows end at different ids", "write them out")
     if seen.settings.get("max_length"):
         raise Unsure(what, "the checkpoint sets max_length, too", "write them out")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import transformers
 
 from .drafts import PROMPT, body, draft_of, row, run, seen
 
@@ -225,3 +228,42 @@ def test_draft_of_a_batch_of_chats_with_settings_of_a_helper_asks_each() -> None
     requests, options = engine.calls[0]
     assert [len(request["messages"]) for request in requests] == [2, 2]
     assert options["max_new_tokens"] == 5
+
+
+FILE = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+
+    def answer(question):
+        config = GenerationConfig.from_pretrained("m")
+        config.max_new_tokens = 5
+        inputs = tok(question, return_tensors="pt")
+        out = model.generate(**inputs, generation_config=config)
+        return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+"""
+OF_THE_FILE = {"eos_token_id": [6, 7], "bos_token_id": 1, "pad_token_id": 7, "repetition_penalty": 1.05}
+
+
+def test_draft_of_a_generation_config_that_is_read_from_a_checkpoint_takes_what_that_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        transformers.GenerationConfig, "from_pretrained", lambda path: transformers.GenerationConfig(**OF_THE_FILE)
+    )
+    value, engine = run(draft_of(FILE, replace(seen(question="x"), settings=OF_THE_FILE)), "answer", "Why?")
+    assert value == "ANSWER"
+    assert engine.calls[0][1] == {**GREEDY, "stop": {"token_ids": [6, 7], "ignore_eos": True}}
+
+
+def test_draft_of_a_generation_config_of_a_checkpoint_with_what_has_no_option_is_refused() -> None:
+    draft = draft_of(FILE, replace(seen(question="x"), settings={"suppress_tokens": [5]}))
+    assert not draft.is_moved and "suppress_tokens" in draft.todos[0].text
+
+
+def test_draft_of_keywords_of_run_time_whose_rows_end_at_different_ids_is_refused() -> None:
+    ends = [{**row(), "stop": {"end_ids": {"value": ids, "from": "checkpoint"}}} for ids in ([6], [6, 7])]
+    code = PROMPT + "words = {}\nif budget:\n    words['max_new_tokens'] = budget\n"
+    code += "out = model.generate(**inputs, **words)" + decoded("inputs.input_ids.shape[1]")
+    draft = body(code, parameters="question, budget=5", rows=ends, question="x")
+    assert not draft.is_moved and "end at different ids" in draft.todos[0].text
