@@ -148,6 +148,21 @@ def test_every_source_is_the_same_picture(vl: GenerationEngine, tmp_path: Path) 
     }
 
 
+def test_an_image_url_is_an_image_to_a_template_that_knows_images_alone(
+    edited: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = edited(VL, {})
+    template = (model / "chat_template.jinja").read_text()
+    any_form = "part.type in ('image', 'image_url') or 'image' in part or 'image_url' in part"
+    assert any_form in template
+    (model / "chat_template.jinja").write_text(template.replace(any_form, "part.type == 'image'"))
+    url = {"type": "image_url", "image_url": {"url": sources(tmp_path)["data url"]}}
+    part = {"type": "image", "image": drawing("green", "triangle")}
+    with open_engine(model, "hf") as engine:
+        texts = [engine.render([{"role": "user", "content": [one]}]) for one in (url, part)]
+    assert texts[0] == texts[1] and "image" in texts[0]
+
+
 WRITTEN = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 
