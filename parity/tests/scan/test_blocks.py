@@ -441,3 +441,31 @@ def test_find_a_copy_of_named_sampling_params_tells_of_vllm() -> None:
 def test_find_a_loss_logits_and_a_divergence_are_scores(body: str) -> None:
     [block] = scan_texts({"a.py": f"{LOAD}def f(row):\n    {body}\n"}).blocks
     assert block.library == "score"
+
+
+LIKELIHOOD = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+class {cls}:
+    def __init__(self, path):
+        self.tok = AutoTokenizer.from_pretrained(path)
+        self.{name} = {loader}.from_pretrained(path)
+    def score(self, text):
+        full = self.tok(text, return_tensors="pt").input_ids
+        logits = self.{name}(full).logits
+        return logits.log_softmax(-1).gather(-1, full.unsqueeze(-1)).sum().item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "loader", "count"),
+    [
+        ("LikelihoodClassifier", "lm", "AutoModelForCausalLM", 1),
+        ("RewardByLikelihood", "model", "AutoModelForCausalLM", 1),
+        ("Scorer", "inner", "AutoModelForCausalLM", 1),
+        ("Scorer", "model", "AutoModelForSequenceClassification", 0),
+        ("RewardScorer", "model", "unknown", 0),
+    ],
+)
+def test_find_what_is_loaded_decides_over_names(cls: str, name: str, loader: str, count: int) -> None:
+    found = scan_text(LIKELIHOOD.format(cls=cls, name=name, loader=loader))
+    assert [block.library for block in found.blocks] == ["score"] * count
