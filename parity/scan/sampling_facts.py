@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
-from parity.scan.blocks import function_text
+from parity.scan.blocks import CHOOSES, function_text
 from parity.scan.context import GENERATION_CONFIG
 from parity.scan.index import SEEDS, called_name, dotted_name, start_of
 from parity.scan.load_facts import LoadFacts, is_encoder_decoder
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
-from parity.scan.values import Frame, Function, Value, options_of
+from parity.scan.values import (
+    Argument,
+    Call,
+    Changed,
+    Frame,
+    Function,
+    Member,
+    Value,
+    is_literal,
+    options_of,
+    plain,
+)
 
 NOTHING_GENERATED = not_said("nothing, no token is chosen here")
 
@@ -142,6 +154,8 @@ class SamplingFacts(LoadFacts):
             fact = self.load_fact(lambda load: load.settings.entries.get("seed"), not_said("vLLM"))
             if fact.is_said and fact.source != "computed":
                 return fact
+        if self.block.library == "loop" and (own := self.seed_of_generator()) is not None:
+            return own
         scopes = [*self.around.near, *self.around.callers]
         cls = self.block.scope.self_class
         if cls is not None:
@@ -157,6 +171,47 @@ class SamplingFacts(LoadFacts):
             if seed is not None:
                 return fact_of(seed, unsaid)
         return unsaid
+
+    def seed_of_generator(self) -> Fact | None:
+        """The seed of the torch.Generator that a loop samples with; None where it is given none."""
+        for scope in self.around.near:
+            frame = self.evaluator.frame(scope)
+            for call in scope.calls:
+                value = self.evaluator.keywords(call, frame).entries.get("generator")
+                if value is None or not CHOOSES.search(called_name(call)):
+                    continue
+                facts = [self.seed_in(one) for one in self.generators(value, 0)]
+                if facts and all(fact == facts[0] for fact in facts):
+                    return facts[0]
+                if facts:
+                    return Fact(None, "computed", " or ".join(dict.fromkeys(map(str, facts))))
+        return None
+
+    def generators(self, value: Value, depth: int) -> Iterator[Value]:
+        """What a generator may be: of a parameter, what the callers give it; without None."""
+        for option in options_of(value):
+            inner = plain(option)
+            if not isinstance(inner, Argument) or depth > 3:
+                yield from () if is_literal(inner, None) else (option,)
+                continue
+            given = self.kinds.given(inner.scope, inner.name)
+            for one in given:
+                yield from self.generators(one, depth + 1)
+            if not given and not is_literal(inner.default, None):
+                yield option
+
+    def seed_in(self, generator: Value) -> Fact:
+        """The seed that `generator.manual_seed(...)` gave."""
+        effects = generator.effects if isinstance(generator, Changed) else ()
+        seeds = [(e.node, e.frame) for e in effects if e.method == "manual_seed"]
+        inner = plain(generator)
+        if isinstance(inner, Call) and isinstance(inner.callee, Member):
+            seeds[:0] = [(inner.node, inner.frame)] if inner.callee.name == "manual_seed" else []
+        unsaid = Fact(None, "computed", "a generator of its own")
+        if not seeds or not seeds[-1][0].args:
+            return unsaid if not isinstance(inner, Argument) else fact_of(inner, unsaid)
+        node, frame = seeds[-1]
+        return fact_of(self.evaluator.value(node.args[0], frame), unsaid)
 
     def may_seed(self, call: ast.Call) -> bool:
         is_known = SEEDS.search(dotted_name(call.func)) is not None

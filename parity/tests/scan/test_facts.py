@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_texts, shown
+from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_text, scan_texts, shown
 
 HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, pipeline\n"
 TOKENIZER = "tok = AutoTokenizer.from_pretrained('m')\n"
@@ -574,3 +574,35 @@ def test_cuts_and_slices_in_a_decode_of_the_repository_are_followed() -> None:
     own += "        return text.split('Question:')[0]\n"
     found = facts_of(f"{LOAD}{own}def f(ids):\n    return decode(model.generate(ids, max_new_tokens=3), len(ids))\n")
     assert (found["prompt_slice"].value, found["strip"].value, found["cuts_by_hand"].value) == ("by_len", True, True)
+
+
+SAMPLING_LOOP = """
+def sample(model, ids, generator=None):
+    for _ in range(9):
+        logits = model(input_ids=ids).logits[:, -1]
+        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        ids = torch.cat((ids, token), dim=1)
+    return ids
+def complete(model, ids, g):
+    return sample(model, ids, {given})
+def main(args):
+    g = torch.Generator(){later}
+    complete(model, ids, g)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "later", "expected"),
+    [
+        ("g", ".manual_seed(args.seed)", "None <config>"),
+        ("generator=g", ".manual_seed(7)", "7 <literal>"),
+        ("generator=g", "\n    g.manual_seed(8)", "8 <literal>"),
+        ("g", "", "None <computed>"),
+        ("None", ".manual_seed(7)", "None <not said: nobody: the global generator as it stands>"),
+    ],
+)
+def test_seed_is_that_of_the_generator_that_samples(given: str, later: str, expected: str) -> None:
+    found = scan_text(LOAD + SAMPLING_LOOP.format(given=given, later=later))
+    [block] = found.blocks
+    assert shown(block.facts["seed"]) == expected
+    assert ("unseeded" in {finding.rule for finding in found.findings}) == (given == "None")
