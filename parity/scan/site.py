@@ -13,6 +13,8 @@ from parity.scan.index import FUNCTIONS, Module, Repository, Scope
 from parity.scan.kinds import Kinds
 from parity.scan.origins import Fact
 
+MAX_CALLERS = 4  # functions between a block and the top level of a script
+
 
 @dataclass
 class ScannedBlock:
@@ -61,7 +63,7 @@ class Recording:
     def describe(self, scanned: ScannedBlock) -> None:
         module = scanned.block.module
         scope = self.recordable(scanned.block.scope, 0)
-        entry = self.entry(module)
+        entry = self.entry(scanned.block.scope)
         if module.source.is_notebook:
             self.describe_notebook(scanned)
             return
@@ -115,15 +117,28 @@ class Recording:
             return None
         return scope
 
-    def entry(self, module: Module) -> str:
-        """A script that reaches a module: itself, or one of the repository that imports it; ""
-        where none does."""
-        if is_script(module):
-            return module.path
-        for importer in self.importers(module, 2):
-            if is_script(importer):
-                return importer.path
+    def entry(self, scope: Scope) -> str:
+        """A script that reaches a block: its own file, one that calls it as it is run, or one that
+        imports it; "" where none does."""
+        callers = self.modules_that_run(scope)
+        for module in (scope.module, *callers, *self.importers(scope.module, 2)):
+            if module in callers or is_script(module):
+                return module.path
         return ""
+
+    def modules_that_run(self, scope: Scope) -> list[Module]:
+        """The files whose top level calls a function, itself or through others, the nearest
+        first; without notebooks, which no command runs."""
+        found = list[Module]()
+        seen = {id(scope)}
+        level = [scope]
+        for _ in range(MAX_CALLERS):
+            callers = [caller for one in level for caller, _ in self.kinds.calls_of(one, 6)]
+            level = [one for one in callers if one.qualname and id(one) not in seen]
+            seen.update(map(id, level))
+            tops = [one.module for one in callers if not one.qualname]
+            found += [one for one in tops if not one.source.is_notebook and one not in found]
+        return found
 
     def importers(self, module: Module, depth: int) -> Iterator[Module]:
         tail = module.name.rpartition(".")[2]

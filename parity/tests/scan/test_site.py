@@ -25,6 +25,19 @@ def record_of(files: dict[str, str]) -> str:
         ({"old.py": ASK + MAIN}, "--site old-ask=old.py:ask -- python old.py …"),
         ({"llm.py": ASK, "run.py": "from llm import ask\n" + LOAD + MAIN}, "--site llm-ask=llm:ask -- python run.py …"),
         ({"llm.py": ASK}, "--site llm-ask=llm:ask -- python YOUR_SCRIPT.py …"),
+        ({"old.py": ASK + "for q in 'ab':\n    print(ask(q))"}, "--site old-ask=old.py:ask -- python old.py …"),
+        (
+            {"old.py": ASK + "def run(q):\n    return ask(q)\nanswers = [run(q) for q in 'ab']"},
+            "--site old-ask=old.py:ask -- python old.py …",
+        ),
+        (
+            {"llm.py": ASK, "run.py": "from llm import ask\nprint(ask('a'))\n"},
+            "--site llm-ask=llm:ask -- python run.py …",
+        ),
+        (
+            {"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)\nA().f('a')"},
+            "--site a-f=a.py:A.f -- python a.py …",
+        ),
         ({"old.py": LOAD + "model.generate(**x)"}, "--name old -- python old.py …"),
         (
             {"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)" + MAIN},
