@@ -6,13 +6,23 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from parity.scan.blocks import function_text
+from parity.scan.checkpoint_files import doubles_bos
 from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import TOKENIZERS, Load, Thing
 from parity.scan.load_facts import LoadFacts
-from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
+from parity.scan.origins import (
+    REMOTE,
+    Fact,
+    default_of,
+    fact_of,
+    fact_of_rest,
+    literal,
+    not_said,
+)
 from parity.scan.values import (
     Argument,
     Call,
@@ -43,6 +53,8 @@ HAND_WRITTEN = re.compile(
     r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
     r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
+CHECKPOINT = ("pretrained_model_name_or_path", "model")  # parameters of loaders
+NO_BOS = re.compile(r"qwen|smollm", re.IGNORECASE)  # families whose tokenizers add none
 ENCODERS = ("tokenizer", "processor", "unknown")
 TEXT_MAKERS = {"join", "format", "list", "str", "stack", "cat", "repeat"}
 MAX_PROMPTS = 60
@@ -108,6 +120,20 @@ class PromptFacts(LoadFacts):
         loaded = [thing for thing in things if thing.loads and thing.kind in ENCODERS]
         given = [thing for thing in things if thing.argument]
         return next(iter([*loaded, *given]), Thing("unknown"))
+
+    @cached_property
+    def doubled_bos(self) -> list[bool | None]:
+        """For each checkpoint that the tokenizer may be of: whether a chat that is rendered as
+        text, then tokenized, begins with two BOS; None where that is not known."""
+        found = list[bool | None]()
+        for load in self.tokenizer.loads or self.loads:
+            settings = load.settings.entries
+            names = [settings[key] for key in CHECKPOINT if key in settings]
+            if not names and load.call is not None and load.call.node and load.call.node.args:
+                node, frame = load.call.node.args[0], load.call.frame
+                names = [self.evaluator.value(node, frame)] if frame is not None else []
+            found += [doubled_bos_of(name) for name in map(default_of, names[:1])] or [None]
+        return found
 
     def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
         thing = self.tokenizer
@@ -519,3 +545,11 @@ def cuts_batches(node: ast.AST) -> bool:
     """Whether a node goes over things some at a time: range(0, n, size), rows[k : k + size]."""
     is_range = isinstance(node, ast.Call) and called_name(node) in ("range", "DataLoader")
     return is_range or isinstance(node, ast.Slice)
+
+
+def doubled_bos_of(checkpoint: object) -> bool | None:
+    """Whether a rendered chat begins with two BOS, by a checkpoint's folder or name."""
+    if not isinstance(checkpoint, str):
+        return None
+    is_doubled = doubles_bos(Path(checkpoint))
+    return False if is_doubled is None and NO_BOS.search(checkpoint) else is_doubled

@@ -148,10 +148,12 @@ class SamplingFacts(LoadFacts):
         return self.setting(default, name)
 
     def read_seed(self) -> Fact:
+        unsaid = not_said("nobody: the global generator as it stands")
         if self.block.library == "vllm":
             if "seed" in self.settings.entries:
                 return self.setting(not_said("vLLM"), "seed")
-            fact = self.load_fact(lambda load: load.settings.entries.get("seed"), not_said("vLLM"))
+            engine = not_said("vLLM (0)")
+            fact = unsaid = self.load_fact(lambda load: load.settings.entries.get("seed"), engine)
             if fact.is_said and fact.source != "computed":
                 return fact
         if self.block.library == "loop" and (own := self.seed_of_generator()) is not None:
@@ -165,7 +167,6 @@ class SamplingFacts(LoadFacts):
             for scope in self.block.module.scopes
             if scope.name in ("", "main", "setup", "run", "__init__")
         ]
-        unsaid = not_said("nobody: the global generator as it stands")
         for call, scope in self.around.calls(scopes, self.may_seed):
             seed = self.seed_of(call, self.evaluator.frame(scope), 0)
             if seed is not None:
