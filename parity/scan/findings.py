@@ -23,7 +23,8 @@ DRIFT_HARM = {
     "stop": 46,
     "num_beams": 45, "top_p": 44, "top_k": 42, "add_generation_prompt": 60, "quantization": 40,
     "truncation": 36,
-    "cuts_by_hand": 34, "strip": 32, "n": 30, "attn": 26, "trust_remote_code": 12, "pad_token": 10,
+    "cuts_by_hand": 34, "strip": 32, "n": 30, "logprobs": 28, "prompt_logprobs": 28,
+    "attn": 26, "trust_remote_code": 12, "pad_token": 10,
 }  # fmt: skip
 
 

@@ -234,6 +234,25 @@ class SamplingFacts(LoadFacts):
             return None
         return self.evaluator.value(call.args[0] if call.args else call.keywords[0].value, frame)
 
+    def read_logprobs(self) -> Fact:
+        """vLLM: of how many tokens; transformers: "output_scores" or "output_logits"."""
+        block = self.block
+        if block.library == "vllm":
+            return self.setting(not_said("vLLM (none)"), "logprobs")
+        if block.library in ("score", "loop"):
+            return not_said("nothing, the code reads the logits itself")
+        unsaid = REMOTE if block.is_remote else not_said("the library (none)")
+        for name in ("output_scores", "output_logits"):
+            fact = fact_of(self.settings.entries.get(name), unsaid)
+            if fact.is_said and not (fact.is_literal and not fact.value):
+                return literal(name) if fact.is_literal else fact
+        return self.rest_fact() or unsaid
+
+    def read_prompt_logprobs(self) -> Fact:
+        if self.block.library != "vllm":
+            return not_said("nothing, only vLLM has them")
+        return self.setting(not_said("vLLM (none)"), "prompt_logprobs")
+
     def read_stop(self) -> Fact:
         block = self.block
         if block.library == "score":

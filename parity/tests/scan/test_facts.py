@@ -246,6 +246,9 @@ p.temperature = 0.5
         ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
         ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("SamplingParams(logprobs=20)", "logprobs", "20 <literal>"),
+        ("SamplingParams(logprobs=20)", "prompt_logprobs", "None <not said: vLLM (none)>"),
+        ("SamplingParams(prompt_logprobs=0)", "prompt_logprobs", "0 <literal>"),
         ("p", "temperature", "0.5 <literal>"),
         ("p", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(top_p=0.5).clone()", "top_p", "0.5 <literal>"),
@@ -606,3 +609,17 @@ def test_seed_is_that_of_the_generator_that_samples(given: str, later: str, expe
     [block] = found.blocks
     assert shown(block.facts["seed"]) == expected
     assert ("unseeded" in {finding.rule for finding in found.findings}) == (given == "None")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("output_scores=True", "output_scores <literal>"),
+        ("output_logits=True, output_scores=False", "output_logits <literal>"),
+        ("output_scores=False", "None <not said: the library (none)>"),
+        ("output_scores=args.scores", "None <config>"),
+        ("max_new_tokens=3", "None <not said: the library (none)>"),
+    ],
+)
+def test_logprobs_of_transformers_are_its_scores_or_logits(given: str, expected: str) -> None:
+    assert shown(fact_of_call(f"model.generate(**inputs, {given})", "logprobs")) == expected
