@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from parity.goldens.functions import unrecordable
 from parity.scan.blocks import Block
-from parity.scan.index import FUNCTIONS, Module, Repository, Scope
+from parity.scan.index import Module, Repository, Scope
 from parity.scan.kinds import Kinds
 from parity.scan.origins import Fact
 
@@ -62,7 +64,7 @@ class Recording:
 
     def describe(self, scanned: ScannedBlock) -> None:
         module = scanned.block.module
-        scope = self.recordable(scanned.block.scope, 0)
+        scope = self.function_to_record(scanned.block.scope, 0)
         entry = self.entry(scanned.block.scope)
         if module.source.is_notebook:
             self.describe_notebook(scanned)
@@ -70,10 +72,7 @@ class Recording:
         command = f"python {shlex.quote(entry)}" if entry else "python YOUR_SCRIPT.py"
         if scope is None:
             scanned.site = site_name(module.path, "")
-            if scanned.block.scope.qualname:
-                scanned.note = (
-                    "a generator or a coroutine: record a function around it that returns a value"
-                )
+            scanned.note = problem_of(outermost(scanned.block.scope))
             own = f"python {shlex.quote(module.path)}"
             script = command if scanned.block.scope.qualname else own
             scanned.record = f"python -m parity record --name {scanned.site} -- {script} …"
@@ -102,20 +101,18 @@ class Recording:
         scanned.note = f"a notebook: first `jupyter nbconvert --to script {shlex.quote(path)}`"
         scanned.record = f"python -m parity record --name {scanned.site} -- python {script} …"
 
-    def recordable(self, scope: Scope, depth: int) -> Scope | None:
-        """The function that `record` can name: at the top of a file or in a class, and it returns
-        a value once."""
-        while scope.parent is not None and scope.parent.qualname:
-            scope = scope.parent
+    def function_to_record(self, scope: Scope, depth: int) -> Scope | None:
+        """The function around a block, or one that calls it, that gives goldens."""
+        scope = outermost(scope)
         if not scope.qualname:
             return None
-        if scope.is_generator or not isinstance(scope.node, FUNCTIONS[:1]):
-            for caller, _ in self.kinds.calls_of(scope, 3) if depth < 3 else ():
-                found = self.recordable(caller, depth + 1)
-                if found is not None:
-                    return found
-            return None
-        return scope
+        if not problem_of(scope):
+            return scope
+        for caller, _ in self.kinds.calls_of(scope, 3) if depth < 3 else ():
+            found = self.function_to_record(caller, depth + 1)
+            if found is not None:
+                return found
+        return None
 
     def entry(self, scope: Scope) -> str:
         """A script that reaches a block: its own file, one that calls it as it is run, or one that
@@ -166,6 +163,19 @@ class Recording:
             if os.path.exists(path):
                 return import_name_of(path).removesuffix(".__main__")
         return ""
+
+
+def outermost(scope: Scope) -> Scope:
+    """The function at the top of a file, or the method, that a scope is inside of."""
+    while scope.parent is not None and scope.parent.qualname:
+        scope = scope.parent
+    return scope
+
+
+def problem_of(scope: Scope) -> str:
+    """Why a function gives no goldens; "" where it does, and of the top level of a file."""
+    assert isinstance(scope.module.scope.node, ast.Module)
+    return unrecordable(scope.module.scope.node, scope.qualname, is_script=is_script(scope.module))
 
 
 def is_script(module: Module) -> bool:

@@ -80,3 +80,20 @@ def test_describe_a_notebook_says_what_to_do_first() -> None:
     text = '{"cells": [{"cell_type": "code", "source": "from vllm import LLM\\nLLM(1).generate(2)"}]}'
     [block] = scan_texts({"nb.ipynb": text}).blocks
     assert "nbconvert" in block.note
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        ("def f(q):\n    yield model.generate(q)", "f is a generator"),
+        ("async def f(q):\n    return model.generate(q)", "f is async"),
+    ],
+)
+def test_describe_a_function_that_the_recorder_refuses_is_not_named(function: str, note: str) -> None:
+    [block] = scan_texts({"a.py": LOAD + function}).blocks
+    assert block.target == "" and block.note.startswith(note)
+
+
+def test_describe_a_decorated_generator_is_named_as_the_recorder_takes_it() -> None:
+    [block] = scan_texts({"a.py": LOAD + "@collected\ndef f(q):\n    yield model.generate(q)"}).blocks
+    assert block.target == "a:f" and block.note == ""
