@@ -623,3 +623,33 @@ def test_seed_is_that_of_the_generator_that_samples(given: str, later: str, expe
 )
 def test_logprobs_of_transformers_are_its_scores_or_logits(given: str, expected: str) -> None:
     assert shown(fact_of_call(f"model.generate(**inputs, {given})", "logprobs")) == expected
+
+
+TWO_FORMS = """
+class A:
+    def gen(self, ids):
+        n = ids.shape[1]
+        out = model.generate(ids, max_new_tokens=3)
+        text = tokenizer.decode(out[0])
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("        both = {'text': text, 'ids': out[0]}\n        return tokenizer.decode(both['ids'][n:])", "by_len"),
+        ("        both = {}\n        both['text'] = text\n        both['ids'] = out[0]\n        return both['ids'][n:]", "by_len"),
+        ("        both = {'text': text, 'ids': out[0]}\n        return both['text'][n:]", "by_text"),
+        ("        text, ids = tokenizer.decode(out[0]), out[0]\n        return ids[n:]", "by_len"),
+        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return i[n:]", "by_len"),
+        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return t[n:]", "by_text"),
+        ("        return out.narrow(1, n, out.shape[1] - n)", "by_len"),
+        ("        return torch.narrow(out, 1, n, 3)", "by_len"),
+        ("        self.out = out\n    def f(self):\n        return tokenizer.decode(self.out[0][self.n:])", "by_len"),
+        ("        x = ids[:, n:]\n        return text", "none"),
+    ],
+)  # fmt: skip
+def test_prompt_slice_is_that_of_the_part_that_is_cut(body: str, expected: str) -> None:
+    [block] = scan_text(LOAD + TWO_FORMS.format(body=body)).blocks
+    assert shown(block.facts["prompt_slice"]) == f"{expected} <literal>"
