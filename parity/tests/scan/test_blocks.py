@@ -469,3 +469,30 @@ class {cls}:
 def test_find_what_is_loaded_decides_over_names(cls: str, name: str, loader: str, count: int) -> None:
     found = scan_text(LIKELIHOOD.format(cls=cls, name=name, loader=loader))
     assert [block.library for block in found.blocks] == ["score"] * count
+
+
+CLASSIFIER = "from transformers import AutoModelForSequenceClassification as A, AutoTokenizer\nimport torch, peft\n"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "peft.PeftModel.from_pretrained(A.from_pretrained('x'), 'y')",
+        "torch.nn.DataParallel(A.from_pretrained('x').cuda())",
+        "torch.compile(A.from_pretrained('x')).eval()",
+        "peft.AutoPeftModelForSequenceClassification.from_pretrained('x')",
+        "library.get_reward_model('x')",
+        "library.get_llm_for_sequence_regression('x', 'reward')",
+        "library.load_classifier('x')",
+    ],
+)
+def test_find_a_wrapped_classifier_stays_one(model: str) -> None:
+    code = f"""{CLASSIFIER}import library
+def f(texts):
+    tokenizer = AutoTokenizer.from_pretrained('x')
+    model = {model}
+    return model(**tokenizer(texts)).logits.log_softmax(-1)[:, 1]
+"""
+    found = scan_text(code)
+    assert found.blocks == []
+    assert any("classifier or a reward model" in one.reason for one in found.look_alikes)
