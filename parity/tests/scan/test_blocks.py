@@ -496,3 +496,8 @@ def f(texts):
     found = scan_text(code)
     assert found.blocks == []
     assert any("classifier or a reward model" in one.reason for one in found.look_alikes)
+
+
+def test_find_a_loss_that_is_read_by_its_key_is_a_score() -> None:
+    code = LOAD + "def f(ids):\n    out = model(ids, labels=ids)\n    return out['loss'].item()\n"
+    assert [block.library for block in scan_text(code).blocks] == ["score"]
