@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from parity.scan.blocks import Block
+from parity.scan.blocks import GENERATE, Block
 from parity.scan.evaluator import Evaluator, source_text
 from parity.scan.index import (
     FUNCTIONS,
@@ -33,6 +33,7 @@ DECODES = {
     "convert_tokens_to_string",
     "post_process_generation",
 }
+CHOICES = {"argmax", "multinomial", "sample", "choice"}  # of a decode loop: they give a token
 STRIPS = {"strip", "rstrip", "lstrip"}
 SPLITS = {"split", "rsplit", "partition", "rpartition"}
 STRING_METHODS = STRIPS | {
@@ -113,6 +114,8 @@ class Body:
 
     def read(self) -> None:
         start = start_of(self.origin[0]) if self.origin[0] is not None else (0, 0)
+        if self.scope is self.flow.block.scope and self.own_loops():
+            start = min(begin for begin, _ in self.own_loops())
         self.bind_names(start)
         for node in self.nodes(start):
             self.read_node(node)
@@ -263,6 +266,8 @@ class Body:
 
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
+        if name in GENERATE or self.is_choice(node):
+            return IDS if self.is_choice(node) else ""  # what another block generates is its own
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
         if self.is_decode(node) or is_map_of_decode(node):
             return TEXT if inside else ""
@@ -274,6 +279,23 @@ class Body:
         if name in COUNTS or not (inside or own):
             return ""
         return self.stage_of_function(node, inside or own)
+
+    def is_choice(self, node: ast.Call) -> bool:
+        """Whether a call chooses a token of the decode loop that is followed."""
+        is_in_loop = self.scope is self.flow.block.scope and self.in_loop(start_of(node))
+        return is_in_loop and called_name(node) in CHOICES
+
+    def in_loop(self, position: Position) -> bool:
+        """Whether a position is in a loop around a decode loop's forward pass."""
+        return any(start <= position <= end for start, end in self.own_loops())
+
+    def own_loops(self) -> list[tuple[Position, Position]]:
+        """The loops around a decode loop's forward pass."""
+        block = self.flow.block
+        if block.library != "loop":
+            return []
+        at = start_of(block.node)
+        return [loop for loop in block.scope.loops if loop[0] <= at <= loop[1]]
 
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
         """What a function makes of a result: of the repository it is followed; of another its name
@@ -407,6 +429,8 @@ class Body:
 
     def read_subscript(self, node: ast.Subscript) -> None:
         """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""
+        if self.scope is self.flow.block.scope and self.in_loop(start_of(node)):
+            return  # of what the model is given next
         outcome = self.flow.outcome
         inner = node.value
         if isinstance(inner, ast.Call) and called_name(inner) in SPLITS:

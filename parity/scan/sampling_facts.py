@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from parity.scan.blocks import CHOOSES, function_text
 from parity.scan.context import GENERATION_CONFIG
-from parity.scan.index import SEEDS, called_name, dotted_name, start_of
+from parity.scan.evaluator import source_text
+from parity.scan.index import SEEDS, called_name, dotted_name, end_of, start_of
 from parity.scan.load_facts import LoadFacts, is_encoder_decoder
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
 from parity.scan.values import (
@@ -121,6 +122,30 @@ class SamplingFacts(LoadFacts):
         return fact
 
     def loop_budget(self) -> Fact:
+        """How often the loop runs: its range, else what is called a budget."""
+        ranges = [self.range_of(node) for node in ast.walk(self.block.scope.node)]
+        inner = [fact for fact in ranges if fact is not None]
+        return inner[-1] if inner else self.named_budget()
+
+    def range_of(self, node: ast.AST) -> Fact | None:
+        """The length of the range that a loop around the block runs over."""
+        at = start_of(self.block.node)
+        if not isinstance(node, ast.For) or not start_of(node) <= at <= end_of(node):
+            return None
+        calls = [part for part in ast.walk(node.iter) if isinstance(part, ast.Call)]
+        for call in calls:
+            if called_name(call) not in ("range", "trange") or not call.args:
+                continue
+            frame = self.evaluator.frame(self.block.scope)
+            first, *others = [self.evaluator.value(argument, frame) for argument in call.args]
+            if not others:
+                return fact_of(first, self.unsaid_setting)
+            if is_literal(first, 0) and len(others) == 1:
+                return fact_of(others[0], self.unsaid_setting)
+            return Fact(None, "computed", source_text(call))
+        return None
+
+    def named_budget(self) -> Fact:
         for name in (
             "max_new_tokens",
             "max_tokens",

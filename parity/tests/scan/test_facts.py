@@ -653,3 +653,92 @@ class A:
 def test_prompt_slice_is_that_of_the_part_that_is_cut(body: str, expected: str) -> None:
     [block] = scan_text(LOAD + TWO_FORMS.format(body=body)).blocks
     assert shown(block.facts["prompt_slice"]) == f"{expected} <literal>"
+
+
+HELPER = """
+def render(tokenizer, text, is_chat):
+    if {test}:
+        return {early}
+    return tokenizer.apply_chat_template([{{'role': 'user', 'content': text}}], tokenize=False)
+def f(text, is_chat):
+    x = tokenizer(render(tokenizer, text, is_chat))
+    return model.generate(**x, max_new_tokens=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "early", "expected"),
+    [
+        ("not is_chat", "text", "None <computed>"),
+        ("not is_chat", "tokenizer.apply_chat_template(text, tokenize=False)", "apply_chat_template <literal>"),
+        ("text is None", "None", "apply_chat_template <literal>"),
+    ],
+)
+def test_template_that_a_helper_renders_or_not_is_computed(test: str, early: str, expected: str) -> None:
+    assert shown(facts_of(LOAD + HELPER.format(test=test, early=early))["template"]) == expected
+
+
+TOP_LEVEL = """
+def chat(messages):
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    return model.generate(**tokenizer(text), max_new_tokens=9)
+{top}
+out = model.generate(**inputs, max_new_tokens=3)
+print(tokenizer.decode(out[0]))
+{behind}
+"""
+
+
+@pytest.mark.parametrize(
+    ("top", "behind", "expected"),
+    [
+        ("inputs = tokenizer('Hello')", "", "none"),
+        ("inputs = tokenizer('Hello')", "chat(m)", "none"),
+        ("inputs = tokenizer('Hello ' * 3)", "chat(m)", "none"),
+        ("inputs = tokenizer('Hello')\ninputs = {k: v.to('cuda') for k, v in inputs.items()}", "chat(m)", "none"),
+        (
+            "def p(m):\n    return tokenizer.apply_chat_template(m)\ninputs = tokenizer(p(m))\nn = tokenizer('x')",
+            "",
+            "apply_chat_template",
+        ),
+        ("def p(m):\n    return tokenizer.apply_chat_template(m)\ninputs = tokenizer(p(m))", "", "apply_chat_template"),
+    ],
+)
+def test_template_of_a_known_prompt_is_not_that_of_other_functions(top: str, behind: str, expected: str) -> None:
+    [_, block] = scan_text(LOAD + TOP_LEVEL.format(top=top, behind=behind)).blocks
+    assert shown(block.facts["template"]) == f"{expected} <literal>"
+
+
+def test_decode_of_another_generation_is_not_that_of_this_one() -> None:
+    code = """
+from transformers import pipeline
+pipe = pipeline('text-generation', model='m')
+def judge(text):
+    ids = model.generate(**tokenizer(text), max_new_tokens=3)
+    return tokenizer.decode(ids[0], skip_special_tokens=True)
+answer = pipe('Why?', max_new_tokens=3)
+print(judge(answer))
+"""
+    [_, block] = scan_text(LOAD + code).blocks
+    assert shown(block.facts["skip_special_tokens"]) == "None <not said: the pipeline (True)>"
+
+
+LOOP = """
+def decode(ids, cfg):
+    made = []
+    out = model(ids, use_cache=True)
+    for _ in range({budget}):
+        token = int(out.logits[0, -1].argmax())
+        made.append(token)
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values)
+    return tokenizer.decode(made, skip_special_tokens=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"), [("64", "64 <literal>"), ("cfg.length", "None <config>"), ("0, 8", "8 <literal>")]
+)
+def test_loop_budget_is_the_range_that_it_runs_over(budget: str, expected: str) -> None:
+    facts = facts_of(LOAD + LOOP.format(budget=budget))
+    assert shown(facts["max_new_tokens"]) == expected
+    assert shown(facts["skip_special_tokens"]) == "True <literal>"
