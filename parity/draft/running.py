@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from parity.goldens.safe_text import say
 from parity.goldens.store import SITES_JSON, Store
 from parity.record import commands as recording
 from parity.record.calls import Site
-from parity.record.process import functions_in
 from parity.record.recorder import record
 from parity.record.seeds import SEED
 from parity.record.source import source_digest
@@ -357,19 +356,15 @@ def found_sites(command: Sequence[str]) -> list[Site]:
     if not scripts:
         raise DraftError("migrate: name a script, as in `parity migrate -- python old.py`")
     script = scripts[0]
-    found = scan([str(script)])
-    _, tree = source_text(script)
-    functions = dict(functions_in(tree.body))
+    source_text(script)  # raises DraftError for a file that cannot be read
     sites = {}
-    for block in found.blocks:
-        function = recordable_name(block.function or "", functions)
-        if function and function != "<module>":
+    for block in scan([str(script)]).blocks:
+        function = block.target.rpartition(":")[2]
+        if function:
             name = f"{script.stem}_{function.replace('.', '_')}"
             sites[function] = Site(name, f"{script.as_posix()}:{function}")
-    for function, site in list(sites.items()):
-        if problem := recording.unrecordable(tree, site):
-            say(f"{script}: {problem}")
-            del sites[function]
+        elif block.note:
+            say(f"{script}: {block.note}")
     if not sites:
         raise DraftError(
             f"migrate: {script} generates in no function that can be recorded. Put the block into "
@@ -377,14 +372,6 @@ def found_sites(command: Sequence[str]) -> list[Site]:
             " -- ..."
         )
     return list(sites.values())
-
-
-def recordable_name(function: str, functions: Mapping[str, Any]) -> str:
-    """The function of a script that a block belongs to; of one inside a function the outer one."""
-    name = function
-    while name and name not in functions:
-        name = name.rpartition(".")[0]
-    return name or function
 
 
 def migrated(args: argparse.Namespace, store: Store, name: str, ask: Decisions) -> int:

@@ -19,11 +19,11 @@ from typing import Any
 from parity.environment.output_paths import folder_to_write
 from parity.environment.revision import checked_out
 from parity.goldens.acceptance import name_of
+from parity.goldens.functions import functions_in, unrecordable
 from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
 from parity.record.changing import place_name
-from parity.record.process import functions_in
 from parity.record.recorder import Recorded, other_arguments, record
 from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED
@@ -97,7 +97,7 @@ def expect_function(site: Site, command: Sequence[str]) -> None:
         tree = ast.parse(path.read_bytes(), str(path))
     except SyntaxError:
         return  # Python will say it better
-    if problem := unrecordable(tree, site):
+    if problem := unrecordable(tree, site.attribute, is_script=site.module.endswith(".py")):
         raise ValueError(f"{path}: {problem}")
     functions = dict(functions_in(tree.body))
     if site.attribute in functions:
@@ -108,49 +108,6 @@ def expect_function(site: Site, command: Sequence[str]) -> None:
     if close := difflib.get_close_matches(site.attribute, list(functions), n=1):
         guess = f"did you mean {site.module}:{close[0]}?"
     raise ValueError(f"{path} has no function {site.attribute}; {guess}")
-
-
-def unrecordable(tree: ast.Module, site: Site) -> str:
-    """Why a function that is there gives no goldens, and what to name in its place; "" where it
-    does, or is not there."""
-    name = site.attribute
-    node = dict(functions_in(tree.body)).get(name)
-    if node is not None:
-        if node.decorator_list or not is_generator(node):
-            return ""
-        return f"{name} is a generator, whose work is done after the call. Name {VALUE}"
-    last = name.rpartition(".")[2]
-    for inner in ast.walk(tree):
-        if isinstance(inner, ast.AsyncFunctionDef) and inner.name == last:
-            return f"{name} is async, and its work is done after the call. Name {VALUE}"
-    for outer, node in functions_in(tree.body):
-        if any(isinstance(n, ast.FunctionDef) and n.name == last for n in ast.walk(node)):
-            return f"{name} is made anew in each call of {outer}. Name {outer}"
-    if site.module.endswith(".py") and name in names_assigned(tree):
-        return f"{name} is assigned, and of a script only a `def` is seen. Write it as one"
-    return ""
-
-
-def names_assigned(tree: ast.Module) -> set[str]:
-    """Names that plain assignments at the top of a file bind."""
-    found = set[str]()
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return found
-
-
-VALUE = "a function that returns the value, such as one that calls it"
-
-
-def is_generator(node: ast.AST) -> bool:
-    """Whether a function itself yields, not one inside it."""
-    inner = ast.iter_child_nodes(node)
-    own = [one for one in inner if not isinstance(one, (*FUNCTIONS, ast.ClassDef))]
-    return any(isinstance(one, (ast.Yield, ast.YieldFrom)) or is_generator(one) for one in own)
-
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def expect_file(site: Site, command: Sequence[str]) -> None:

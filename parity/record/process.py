@@ -12,12 +12,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from parity.goldens.functions import functions_in
 from parity.goldens.store import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
@@ -243,16 +244,6 @@ def code_with_sites(path: Path, names: Collection[str]) -> CodeType:
             node.decorator_list.append(ast.copy_location(decorator, node))
     vars(builtins)[DECORATOR] = tap_own_site
     return compile(tree, str(path), "exec")
-
-
-def functions_in(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("function" or "Class.method", its node) of what stands at the top of a file, and in its
-    classes."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from functions_in(node.body, f"{prefix}{node.name}.")
 
 
 def tap_own_site(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from parity.scan.index import (
     end_of,
     start_of,
 )
-from parity.scan.kinds import Kinds, Thing
+from parity.scan.kinds import GENERATES, Kinds, Thing
 from parity.scan.values import (
     ClassValue,
     Dict,
@@ -55,6 +55,7 @@ TRAINING = re.compile(
     r"|_forward$|prediction_step"
     r"|get_batch_loss|loss_fn|^step$|backward)"
 )
+NO_LANGUAGE_MODEL = re.compile(r"reward|critic|classif|value_model", re.IGNORECASE)
 CHOOSES = re.compile(r"argmax|multinomial|topk|sampl|^max$|choice|decode_token|next_token")
 LABELS = re.compile(
     r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"",
@@ -472,7 +473,7 @@ class Finder:
         if last in ("forward", "__call__"):
             name = name.rpartition(".")[0]
             last = name.rpartition(".")[2]
-        if not RUNS.search(last) or last[:1].isupper():
+        if last[:1].isupper() or not (RUNS.search(last) or self.may_hold_model(name, scope)):
             return False
         callee = self.evaluator.value(call.func, self.evaluator.frame(scope))
         if any(
@@ -483,6 +484,8 @@ class Finder:
         thing = self.forward_thing(call, scope)
         if thing.kind == "model":
             return True
+        if not RUNS.search(last):
+            return False
         if thing.kind == "classifier":
             self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
         names = {keyword.arg for keyword in call.keywords}
@@ -498,6 +501,14 @@ class Finder:
                 and re.search(r"input_ids|attention_mask", function_text(scope)) is not None
             )
         )
+
+    def may_hold_model(self, name: str, scope: Scope) -> bool:
+        """Whether a name is a variable, or an attribute of the object that a method belongs to."""
+        head, _, rest = name.partition(".")
+        if rest:
+            return head == scope.self_name and "." not in rest
+        is_imported = name in scope.module.imports and name not in scope.parameters
+        return not is_imported and self.is_variable(name, scope)
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
         """Whether a forward pass stands in a loop that chooses a token and gives it to the model
@@ -538,9 +549,8 @@ class Finder:
         """Whether a function reads probabilities or a loss out of a forward pass of a language
         model."""
         text = function_text(scope)
-        if re.search(
-            r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE
-        ):
+        is_language_model = any(GENERATES.search(load.name) for load in thing.loads)
+        if not is_language_model and NO_LANGUAGE_MODEL.search(scope.qualname + thing.argument):
             return False
         is_labelled = "labels" in text or any(k.arg is None for k in forward.keywords)
         is_normalized = re.search(r"log_?softmax|logsumexp", text, re.IGNORECASE)

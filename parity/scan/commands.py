@@ -119,7 +119,7 @@ def add_scan(sub: Any) -> None:
         help="which call sites a repository has, and how they have drifted; nothing is run",
         description="Find every place where a repository generates or scores with a local model, "
         "what it sets, what it leaves to the checkpoint or the library, and how copies of one "
-        "block differ. Reads source only.",
+        "block differ. Reads source, and the tokenizer's files of a checkpoint that is a folder.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

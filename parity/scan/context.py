@@ -95,7 +95,7 @@ class Surroundings:
         while own.parent is not None and own.parent.qualname:
             own = own.parent
             around.append(own)
-        around += self.block.scope.nested
+        around += self.block.scope.nested if self.block.scope.qualname else []
         return [*around, *self.callees(self.block.scope, 2, {id(scope) for scope in around})]
 
     @cached_property

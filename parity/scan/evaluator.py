@@ -57,6 +57,7 @@ from parity.scan.values import (
 
 MAX_CALLS = 5  # functions within functions that are followed
 MAX_NESTING = 80  # evaluations within evaluations
+MAX_REPEATS = 100_000  # characters or items of a product that is computed
 MAX_STEPS = 5000  # evaluations for one question
 ITEMS = ("item", "update", "pop", "setdefault")
 SETTINGS = re.compile(r"(config|cfg|conf|args|kwargs|params|settings|options|hparams)$")
@@ -74,6 +75,14 @@ COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+
+
+def repeats(a: Any, b: Any) -> int:
+    """How long a product of a text or a list and a number is; 0 of numbers."""
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, (str, bytes, list)) and isinstance(other, int):
+            return len(one) * other
+    return 0
 
 
 def source_text(node: ast.AST, limit: int = 60) -> str:
@@ -257,9 +266,10 @@ class Evaluator:
         is_filtered = any(not is_none_test(test, pair[1]) for test in first.ifs)
         items = first.iter.func if isinstance(first.iter, ast.Call) else None
         is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
-        if len(node.generators) > 1 or is_filtered or not is_of_items or targets != pair:
-            return Unknown(source_text(node))
-        return self.value(items.value, frame)  # type: ignore[union-attr]
+        parts = (self.value(items.value, frame),) if is_of_items and items else ()
+        if len(node.generators) > 1 or is_filtered or not parts or targets != pair:
+            return Unknown(source_text(node), parts)
+        return parts[0]
 
     def value_JoinedStr(self, node: ast.JoinedStr, frame: Frame) -> Value:
         parts = [
@@ -311,7 +321,8 @@ class Evaluator:
         known_left, a = literal_of(left)
         known_right, b = literal_of(right)
         compute = OPERATORS.get(type(node.op))
-        if known_left and known_right and compute is not None:
+        is_long = isinstance(node.op, ast.Mult) and repeats(a, b) > MAX_REPEATS
+        if known_left and known_right and compute is not None and not is_long:
             try:
                 return Literal(compute(a, b))
             except (TypeError, ValueError, ArithmeticError):

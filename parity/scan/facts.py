@@ -18,7 +18,7 @@ NAMES = (
     "temperature", "top_p", "top_k",
     "max_new_tokens", "num_beams", "n", "seed", "repetition_penalty", "stop",
     "skip_special_tokens", "prompt_slice",
-    "strip", "cuts_by_hand", "batch",
+    "strip", "cuts_by_hand", "batch", "logprobs", "prompt_logprobs",
 )  # fmt: skip
 VLM = re.compile(
     r"Vision|VL|Llava|LLaVA|ImageText|Idefics|Video|Multimodal|Image|Qwen2_5_VL|Mllama"

@@ -22,7 +22,8 @@ SKIPPED = {  # folders that hold other people's code, or copies of one's own
 SINK_WORDS = (  # a file without any of them calls no model
     ".generate", "generate_stream", "stream_generate", "generate_batch", "chat", "ipeline",
     "pipe(", "logits",
-    "beam_search", "_search(", ".loss", "invoke(", "log_softmax", "logprob", "log_prob",
+    "beam_search", "_search(", ".loss", "['loss']", '["loss"]', "invoke(",
+    "log_softmax", "logprob", "log_prob",
 )  # fmt: skip
 LOADERS = (
     "from_pretrained",

@@ -23,7 +23,8 @@ DRIFT_HARM = {
     "stop": 46,
     "num_beams": 45, "top_p": 44, "top_k": 42, "add_generation_prompt": 60, "quantization": 40,
     "truncation": 36,
-    "cuts_by_hand": 34, "strip": 32, "n": 30, "attn": 26, "trust_remote_code": 12, "pad_token": 10,
+    "cuts_by_hand": 34, "strip": 32, "n": 30, "logprobs": 28, "prompt_logprobs": 28,
+    "attn": 26, "trust_remote_code": 12, "pad_token": 10,
 }  # fmt: skip
 
 
@@ -153,7 +154,21 @@ def renders_without_opening(block: ScannedBlock, facts: Facts) -> bool:
 
 
 def doubles_bos(block: ScannedBlock, facts: Facts) -> bool:
-    """A rendered chat, which has its BOS, is given to something that adds one."""
+    """A rendered chat is given to a tokenizer that surely adds the BOS once more."""
+    return tokenizes_rendered_chat(block, facts) and any(facts.doubled_bos)
+
+
+def may_double_bos(block: ScannedBlock, facts: Facts) -> bool:
+    """A rendered chat is given to a tokenizer of which nobody here knows whether it adds a BOS."""
+    return (
+        tokenizes_rendered_chat(block, facts)
+        and not any(facts.doubled_bos)
+        and (None in facts.doubled_bos or not facts.doubled_bos)
+    )
+
+
+def tokenizes_rendered_chat(block: ScannedBlock, facts: Facts) -> bool:
+    """Whether a chat is rendered as text and given to something that adds special tokens."""
     call = facts.template_call
     if (
         call is None
@@ -249,7 +264,7 @@ def samples_unseeded(block: ScannedBlock, facts: Facts) -> bool:
     return (
         sample.is_literal
         and sample.value is True
-        and block.facts["seed"].source.startswith("not said")
+        and block.facts["seed"].source.startswith("not said: nobody")
     )
 
 
@@ -269,6 +284,7 @@ def gives_no_mask(block: ScannedBlock, facts: Facts) -> bool:
     return is_ids and "attention_mask" not in names and None not in names
 
 
+ADD_NO_BOS = "add_special_tokens=False, or apply_chat_template(tokenize=True)"
 RULES = (
     Rule(
         "pads-right", 95, "a decoder-only model is padded on the right in a batch",
@@ -306,8 +322,8 @@ RULES = (
     ),
     Rule(
         "doubled-bos", 67,
-        "a rendered chat gets special tokens once more: a template that writes a BOS has two",
-        "add_special_tokens=False, or apply_chat_template(tokenize=True)", doubles_bos,
+        "the chat template of this checkpoint writes a BOS, and its tokenizer adds one: prompts"
+        " begin with two", ADD_NO_BOS, doubles_bos,
     ),
     Rule(
         "no-attention-mask", 64, "a padded batch without its attention mask",
@@ -327,7 +343,7 @@ RULES = (
     ),
     Rule(
         "hidden-top-k", 50,
-        "do_sample=True without top_k: transformers keeps the 50 likeliest tokens",
+        "do_sample=True without top_k: that of the checkpoint holds, or else 50",
         "set top_k (0 is off)", has_hidden_top_k,
     ),
     Rule(
@@ -343,6 +359,12 @@ RULES = (
         "special-tokens-kept", 36,
         "skip_special_tokens is not said: EOS and padding stay in the text",
         "set skip_special_tokens", keeps_special_tokens,
+    ),
+    Rule(
+        "perhaps-doubled-bos", 30,
+        "only where the tokenizer adds a BOS and the chat template writes one, as those of Llama 3"
+        " and Gemma: a chat that is rendered as text, then tokenized, begins with two",
+        ADD_NO_BOS, may_double_bos,
     ),
     Rule("unseeded", 24, "it samples, and nothing seeds it", "set a seed", samples_unseeded),
     Rule(

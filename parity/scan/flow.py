@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from parity.scan.blocks import Block
+from parity.scan.blocks import GENERATE, Block
 from parity.scan.evaluator import Evaluator, source_text
 from parity.scan.index import (
     FUNCTIONS,
@@ -33,6 +33,7 @@ DECODES = {
     "convert_tokens_to_string",
     "post_process_generation",
 }
+CHOICES = {"argmax", "multinomial", "sample", "choice"}  # of a decode loop: they give a token
 STRIPS = {"strip", "rstrip", "lstrip"}
 SPLITS = {"split", "rsplit", "partition", "rpartition"}
 STRING_METHODS = STRIPS | {
@@ -82,6 +83,7 @@ class Flow:
         self.evaluator = evaluator
         self.kinds = kinds
         self.outcome = Outcome()
+        self.parts: dict[int, dict[str, str]] = {}  # call of a function that returns parts -> them
 
     def follow(self) -> Outcome:
         starts_as = TEXT if self.block.is_remote else IDS
@@ -112,6 +114,8 @@ class Body:
 
     def read(self) -> None:
         start = start_of(self.origin[0]) if self.origin[0] is not None else (0, 0)
+        if self.scope is self.flow.block.scope and self.own_loops():
+            start = min(begin for begin, _ in self.own_loops())
         self.bind_names(start)
         for node in self.nodes(start):
             self.read_node(node)
@@ -139,7 +143,33 @@ class Body:
             if is_added and isinstance(call, ast.Call) and call.args and self.stage(call.args[0]):
                 self.keep(binding.name, self.stage(call.args[0]), binding.position)
         else:
-            self.keep(binding.name, self.stage(call), binding.position)
+            self.bind_value(binding, call)
+
+    def bind_value(self, binding: Binding, value: ast.expr) -> None:
+        """What a name holds, and each part of it: of `text, ids = ...`, `{"ids": ids}`."""
+        name, position = binding.name, binding.position
+        parts = self.parts(value, position)
+        if binding.kind == "item" and isinstance(binding.key, ast.Constant):
+            self.keep(part_name(name, binding.key.value), self.stage(value), position)
+        if binding.kind == "unpack" and parts and isinstance(binding.key, tuple):
+            self.keep(name, parts.get(repr(binding.key[0]), ""), position)
+            return
+        self.keep(name, self.stage(value), position)
+        for key, stage in parts.items() if binding.kind == "assign" else ():
+            self.names.setdefault(f"{name}[{key}]", {})[position] = stage
+
+    def parts(self, node: ast.expr, position: Position) -> dict[str, str]:
+        """What the parts of a value hold, by key or index as written; empty where it has none."""
+        if id(node) in self.flow.parts:
+            return self.flow.parts[id(node)]
+        if isinstance(node, ast.Tuple):
+            return {repr(index): self.stage(part) for index, part in enumerate(node.elts)}
+        if isinstance(node, ast.Dict):
+            pairs = [(k.value, v) for k, v in zip(node.keys, node.values) if is_constant(k)]  # type: ignore[union-attr]
+            return {repr(key): self.stage(value) for key, value in pairs}
+        head = f"{dotted_name(node)}["
+        names = [name for name in self.names if name.startswith(head)] if head != "[" else []
+        return {name[len(head) : -1]: self.held(name, position) for name in names}
 
     def streamer_name(self) -> str:
         """The streamer that a thread writes its text to."""
@@ -211,6 +241,10 @@ class Body:
         return TEXT if stage and node.attr in ("text", "generated_text", "completion") else stage
 
     def stage_Subscript(self, node: ast.Subscript) -> str:
+        if isinstance(node.slice, ast.Constant):
+            part = part_name(dotted_name(node.value), node.slice.value)
+            if part in self.names:
+                return self.held(part, start_of(node))
         stage = self.stage(node.value)
         is_text = isinstance(node.slice, ast.Constant) and node.slice.value in TEXT_KEYS
         return TEXT if stage and is_text else stage
@@ -232,6 +266,8 @@ class Body:
 
     def stage_Call(self, node: ast.Call) -> str:
         name = called_name(node)
+        if name in GENERATE or self.is_choice(node):
+            return IDS if self.is_choice(node) else ""  # what another block generates is its own
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
         if self.is_decode(node) or is_map_of_decode(node):
             return TEXT if inside else ""
@@ -243,6 +279,23 @@ class Body:
         if name in COUNTS or not (inside or own):
             return ""
         return self.stage_of_function(node, inside or own)
+
+    def is_choice(self, node: ast.Call) -> bool:
+        """Whether a call chooses a token of the decode loop that is followed."""
+        is_in_loop = self.scope is self.flow.block.scope and self.in_loop(start_of(node))
+        return is_in_loop and called_name(node) in CHOICES
+
+    def in_loop(self, position: Position) -> bool:
+        """Whether a position is in a loop around a decode loop's forward pass."""
+        return any(start <= position <= end for start, end in self.own_loops())
+
+    def own_loops(self) -> list[tuple[Position, Position]]:
+        """The loops around a decode loop's forward pass."""
+        block = self.flow.block
+        if block.library != "loop":
+            return []
+        at = start_of(block.node)
+        return [loop for loop in block.scope.loops if loop[0] <= at <= loop[1]]
 
     def stage_of_function(self, node: ast.Call, stage: str) -> str:
         """What a function makes of a result: of the repository it is followed; of another its name
@@ -280,19 +333,35 @@ class Body:
 
     def leave(self) -> None:
         """Follow a result that is returned to the callers, until something has decoded it."""
+        self.leave_on_object()
         stages = [self.stage(node) for node in self.scope.returns]
-        if (
-            self.hops >= MAX_HOPS
-            or not any(stages)
-            or (self.flow.outcome.decodes and IDS not in stages)
-        ):
-            return
+        parts = self.returned_parts()
         stage = TEXT if TEXT in stages else IDS
-        if stage == TEXT and self.flow.outcome.decodes:
+        has_ids = IDS in parts.values() or (IDS in stages and stage == IDS)
+        is_done = bool(self.flow.outcome.decodes) and not has_ids
+        if self.hops >= MAX_HOPS or not any(stages) or is_done:
             return
         for count, (caller, call) in enumerate(self.flow.kinds.calls_of(self.scope, 4)):
             if count < 4:
+                self.flow.parts[id(call)] = parts
                 self.flow.walk(caller, {}, (call, stage), self.hops + 1)
+
+    def returned_parts(self) -> dict[str, str]:
+        """What the parts of the value hold that a function returns; empty where returns differ."""
+        found = [self.parts(node, end_of(node)) for node in self.scope.returns]
+        return found[0] if found and all(parts == found[0] for parts in found) else {}
+
+    def leave_on_object(self) -> None:
+        """Follow ids that are stored on the object to its other methods."""
+        cls = self.scope.self_class
+        if cls is None or self.hops >= MAX_HOPS:
+            return
+        stored = {}
+        for name, stages in self.names.items():
+            if name.startswith(f"{self.scope.self_name}.") and stages[max(stages)] == IDS:
+                stored[name] = IDS
+        for method in cls.methods.values() if stored else ():
+            self.flow.walk(method, stored, (None, IDS), self.hops + 1)
 
     # == What is done ==
 
@@ -316,6 +385,8 @@ class Body:
             outcome.is_decoded_together |= name in ("batch_decode", "decode_batch")
         elif is_map_of_decode(node):
             outcome.decodes.append((node, self.scope))
+        elif name == "narrow":
+            self.read_narrow(node, arguments)
         elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value):
             self.read_string_method(node, node.func)
         elif (
@@ -326,6 +397,12 @@ class Body:
             outcome.cuts.append(source_text(node.args[0], 40))
         if self.latest(*arguments):
             self.stage(node)  # enters functions of the repository
+
+    def read_narrow(self, node: ast.Call, arguments: list[ast.expr]) -> None:
+        """`ids.narrow(1, start, length)`, `torch.narrow(ids, 1, start, length)`"""
+        stage = self.stage(node.func) or self.latest(*arguments[:1])
+        if stage and len(arguments) > 2:
+            self.read_bound(arguments[-2], stage, is_start=True)
 
     def read_string_method(self, node: ast.Call, function: ast.Attribute) -> None:
         outcome = self.flow.outcome
@@ -352,6 +429,8 @@ class Body:
 
     def read_subscript(self, node: ast.Subscript) -> None:
         """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""
+        if self.scope is self.flow.block.scope and self.in_loop(start_of(node)):
+            return  # of what the model is given next
         outcome = self.flow.outcome
         inner = node.value
         if isinstance(inner, ast.Call) and called_name(inner) in SPLITS:
@@ -425,6 +504,15 @@ def is_map_of_decode(node: ast.Call) -> bool:
     """`map(tokenizer.decode, ids)`"""
     is_map = called_name(node) == "map" and bool(node.args)
     return is_map and getattr(node.args[0], "attr", "") in DECODES
+
+
+def is_constant(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant)
+
+
+def part_name(name: str, key: object) -> str:
+    """What a part of a value is known by: "both['ids']"."""
+    return f"{name}[{key!r}]"
 
 
 def is_number(node: ast.AST) -> bool:

@@ -45,6 +45,9 @@ CLASSIFIES = re.compile(
     r"|ForNextSentencePrediction"
     r"|ForObjectDetection|ForAudioClassification|ForCTC|ForRewardModel|CrossEncoder)$"
 )
+LOADS_CLASSIFIER = re.compile(
+    r"(^|_)(load|get|make|build|create|init)_\w*(reward|critic|classifi|sequence_regression)\w*$"
+)
 ENCODES = re.compile(
     r"(SentenceTransformer|FlagModel|FlagReranker|EmbeddingModel|BGEM3FlagModel|InstructorModel)$"
 )
@@ -106,6 +109,7 @@ WRAPS = re.compile(  # functions that give back the model they are given
     r"|simple_dispatch_model"
     r"|set_peft_model_state_dict|convert|tensor_parallel|quantize_?\w*|apply_liger\w*|FSDP|DDP)$"
 )
+WRAPPED = ("model", "classifier", "vllm", "pipeline", "langchain")  # what a wrapper is given
 LOADERS = {  # functions of other libraries that load several things at once
     "load_pretrained_model": ("tokenizer", "model", "processor"),
     "FastLanguageModel.from_pretrained": ("model", "tokenizer"),
@@ -369,9 +373,7 @@ class Kinds:
         for node in nodes[:6]:
             if not isinstance(node, (ast.Constant, ast.Starred)):
                 things.append(self.of(self.evaluator.value(node, value.frame)))
-        return best(
-            [thing for thing in things if thing.kind in ("model", "vllm", "pipeline", "langchain")]
-        )
+        return best([thing for thing in things if thing.kind in WRAPPED])
 
     def of_symbol_call(self, name: str, value: Call) -> Thing:
         """What a function or a class of another library makes."""
@@ -404,7 +406,7 @@ class Kinds:
             shown = owner if kind == "api" else owner.rpartition(".")[2]
             load = self.with_engine_args(self.load_of(shown, value), value)
             return Thing(kind, (load,))
-        kind = class_kind(name)
+        kind = class_kind(name) or ("classifier" if LOADS_CLASSIFIER.search(last) else "")
         return Thing(kind, (self.load_of(last, value),)) if kind else UNKNOWN
 
     def with_engine_args(self, load: Load, value: Call) -> Load:

@@ -6,13 +6,23 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 
-from parity.scan.blocks import function_text
+from parity.scan.blocks import function_text, names_in
+from parity.scan.checkpoint_files import doubles_bos
 from parity.scan.context import Encoding
 from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import TOKENIZERS, Load, Thing
 from parity.scan.load_facts import LoadFacts
-from parity.scan.origins import REMOTE, Fact, fact_of, fact_of_rest, literal, not_said
+from parity.scan.origins import (
+    REMOTE,
+    Fact,
+    default_of,
+    fact_of,
+    fact_of_rest,
+    literal,
+    not_said,
+)
 from parity.scan.values import (
     Argument,
     Call,
@@ -26,6 +36,7 @@ from parity.scan.values import (
     Unknown,
     Value,
     is_literal,
+    literal_of,
     options_of,
     plain,
     table_of,
@@ -43,9 +54,13 @@ HAND_WRITTEN = re.compile(
     r"|\.get_prompt\(|append_message|get_conv_template|Conversation\(|PromptTemplate"
     r"|DEFAULT_IMAGE_TOKEN|IMAGE_TOKEN"
 )
+CHECKPOINT = ("pretrained_model_name_or_path", "model")  # parameters of loaders
+NO_BOS = re.compile(r"qwen|smollm", re.IGNORECASE)  # families whose tokenizers add none
 ENCODERS = ("tokenizer", "processor", "unknown")
 TEXT_MAKERS = {"join", "format", "list", "str", "stack", "cat", "repeat"}
 MAX_PROMPTS = 60
+MAX_PARTS = 8  # parts of parts that are followed from what a model is given to what encoded it
+RENDERS = ("apply_chat_template", "apply_chat_template_batch", "render_chat")
 ENCODES = {"encode", "batch_encode_plus", "encode_plus", "apply_chat_template", "__call__"}
 
 
@@ -108,6 +123,20 @@ class PromptFacts(LoadFacts):
         loaded = [thing for thing in things if thing.loads and thing.kind in ENCODERS]
         given = [thing for thing in things if thing.argument]
         return next(iter([*loaded, *given]), Thing("unknown"))
+
+    @cached_property
+    def doubled_bos(self) -> list[bool | None]:
+        """For each checkpoint that the tokenizer may be of: whether a chat that is rendered as
+        text, then tokenized, begins with two BOS; None where that is not known."""
+        found = list[bool | None]()
+        for load in self.tokenizer.loads or self.loads:
+            settings = load.settings.entries
+            names = [settings[key] for key in CHECKPOINT if key in settings]
+            if not names and load.call is not None and load.call.node and load.call.node.args:
+                node, frame = load.call.node.args[0], load.call.frame
+                names = [self.evaluator.value(node, frame)] if frame is not None else []
+            found += [doubled_bos_of(name) for name in map(default_of, names[:1])] or [None]
+        return found
 
     def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
         thing = self.tokenizer
@@ -195,13 +224,8 @@ class PromptFacts(LoadFacts):
 
     @cached_property
     def template_call(self) -> tuple[ast.Call, Scope] | None:
-        def renders(call: ast.Call) -> bool:
-            return called_name(call) in (
-                "apply_chat_template",
-                "apply_chat_template_batch",
-                "render_chat",
-            )
-
+        if self.known_prompt:
+            return None
         for scopes in (self.around.near, self.around.callers):
             for call, scope in self.around.calls(scopes, renders):
                 return call, scope
@@ -209,6 +233,29 @@ class PromptFacts(LoadFacts):
             if isinstance(value, Call) and renders(value.node):
                 return value.node, value.frame.scope
         return None
+
+    @cached_property
+    def known_prompt(self) -> str:
+        """The text of a prompt that is written in full where it is encoded, or given to the
+        model; "" of any other."""
+        if self.block.library in ("vllm", "pipeline"):
+            nodes = [(node, self.block.scope) for node in self.prompt_nodes()]
+        else:
+            used = [e for e in self.encodings if e.node.args and self.is_made_by(e.node)]
+            nodes = [(e.node.args[0], e.scope) for e in used if not renders(e.node)]
+        texts = list[object]()
+        for node, scope in nodes:
+            _, text = literal_of(self.evaluator.value(node, self.evaluator.frame(scope)))
+            texts += text if isinstance(text, list) else [text]
+        known = [text for text in texts if isinstance(text, str)]
+        return "\n".join(known) if len(known) == len(texts) else ""
+
+    def is_made_by(self, encoding: ast.Call) -> bool:
+        """Whether the model is given what a call of a tokenizer made."""
+        call = self.block.node
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        frame = self.evaluator.frame(self.block.scope)
+        return any(comes_from(self.evaluator.value(node, frame), encoding, 0) for node in given)
 
     @cached_property
     def prompts(self) -> list[Value]:
@@ -276,6 +323,9 @@ class PromptFacts(LoadFacts):
 
     def other_template(self) -> Fact:
         """How a prompt is made without a chat template."""
+        if self.known_prompt:
+            is_written = HAND_WRITTEN.search(self.known_prompt)
+            return literal("hand-written" if is_written else "none")
         if self.renders_in_checkpoint():
             return REMOTE
         if self.is_hand_written():
@@ -289,7 +339,7 @@ class PromptFacts(LoadFacts):
         renders it, has another arm that renders none."""
         assert self.template_call is not None
         call, scope = self.template_call
-        if has_other_arm(call, scope):
+        if has_other_arm(call, scope) or gives_back_early(call, scope):
             return True
         own = self.block.scope
         helpers = [c for c in own.calls if called_name(c) == scope.name and scope is not own]
@@ -471,13 +521,47 @@ class PromptFacts(LoadFacts):
         return False
 
 
+def renders(call: ast.Call) -> bool:
+    return called_name(call) in RENDERS
+
+
+def comes_from(value: Value, call: ast.Call, depth: int) -> bool:
+    """Whether a value is what a call gives, or a part of it."""
+    for option in map(plain, options_of(value)):
+        inner: list[Value] = []
+        if isinstance(option, Call):
+            if option.node is call:
+                return True
+            callee = plain(option.callee)
+            inner = [callee.base] if isinstance(callee, Member) else []
+        elif isinstance(option, Unknown):
+            inner = list(option.parts)
+        elif isinstance(option, (Member, Item, Element)):
+            inner = [option.base]
+        if depth < MAX_PARTS and any(comes_from(part, call, depth + 1) for part in inner):
+            return True
+    return False
+
+
 def has_other_arm(call: ast.Call, scope: Scope) -> bool:
     """Whether a call stands in an arm of a branch, and none of the same name in the other arm."""
     positions = [start_of(c) for c in scope.calls if called_name(c) == called_name(call)]
     for arm in scope.arms_at(start_of(call)):
         others = [o for o in scope.arms if o.branch is arm.branch and o is not arm]
         is_met = any(other.contains(at) for other in others for at in positions)
+        is_met |= arm.exits and any(at > arm.end for at in positions)
         if arm.test is not None and not is_met:
+            return True
+    return False
+
+
+def gives_back_early(call: ast.Call, scope: Scope) -> bool:
+    """Whether a function returns what it is given, in some other way, before it comes to a call."""
+    for node in scope.returns:
+        made = {called_name(part) for part in ast.walk(node) if isinstance(part, ast.Call)}
+        is_given = bool(names_in(node) & set(scope.parameters))
+        in_arm = bool(scope.arms_at(start_of(node)))
+        if in_arm and is_given and end_of(node) < start_of(call) and called_name(call) not in made:
             return True
     return False
 
@@ -519,3 +603,11 @@ def cuts_batches(node: ast.AST) -> bool:
     """Whether a node goes over things some at a time: range(0, n, size), rows[k : k + size]."""
     is_range = isinstance(node, ast.Call) and called_name(node) in ("range", "DataLoader")
     return is_range or isinstance(node, ast.Slice)
+
+
+def doubled_bos_of(checkpoint: object) -> bool | None:
+    """Whether a rendered chat begins with two BOS, by a checkpoint's folder or name."""
+    if not isinstance(checkpoint, str):
+        return None
+    is_doubled = doubles_bos(Path(checkpoint))
+    return False if is_doubled is None and NO_BOS.search(checkpoint) else is_doubled

@@ -244,6 +244,8 @@ def summary(block: ScannedBlock) -> str:
         "temperature",
         "max_new_tokens",
         "prompt_slice",
+        "logprobs",
+        "prompt_logprobs",
     ):
         fact = facts[name]
         if fact.is_said and str(fact) not in ("none", "False"):

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
-from parity.scan.blocks import function_text
+from parity.scan.blocks import CHOOSES, function_text
 from parity.scan.context import GENERATION_CONFIG
-from parity.scan.index import SEEDS, called_name, dotted_name, start_of
+from parity.scan.evaluator import source_text
+from parity.scan.index import SEEDS, called_name, dotted_name, end_of, start_of
 from parity.scan.load_facts import LoadFacts, is_encoder_decoder
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
-from parity.scan.values import Frame, Function, Value, options_of
+from parity.scan.values import (
+    Argument,
+    Call,
+    Changed,
+    Frame,
+    Function,
+    Member,
+    Value,
+    is_literal,
+    options_of,
+    plain,
+)
 
 NOTHING_GENERATED = not_said("nothing, no token is chosen here")
 
@@ -109,6 +122,30 @@ class SamplingFacts(LoadFacts):
         return fact
 
     def loop_budget(self) -> Fact:
+        """How often the loop runs: its range, else what is called a budget."""
+        ranges = [self.range_of(node) for node in ast.walk(self.block.scope.node)]
+        inner = [fact for fact in ranges if fact is not None]
+        return inner[-1] if inner else self.named_budget()
+
+    def range_of(self, node: ast.AST) -> Fact | None:
+        """The length of the range that a loop around the block runs over."""
+        at = start_of(self.block.node)
+        if not isinstance(node, ast.For) or not start_of(node) <= at <= end_of(node):
+            return None
+        calls = [part for part in ast.walk(node.iter) if isinstance(part, ast.Call)]
+        for call in calls:
+            if called_name(call) not in ("range", "trange") or not call.args:
+                continue
+            frame = self.evaluator.frame(self.block.scope)
+            first, *others = [self.evaluator.value(argument, frame) for argument in call.args]
+            if not others:
+                return fact_of(first, self.unsaid_setting)
+            if is_literal(first, 0) and len(others) == 1:
+                return fact_of(others[0], self.unsaid_setting)
+            return Fact(None, "computed", source_text(call))
+        return None
+
+    def named_budget(self) -> Fact:
         for name in (
             "max_new_tokens",
             "max_tokens",
@@ -136,12 +173,16 @@ class SamplingFacts(LoadFacts):
         return self.setting(default, name)
 
     def read_seed(self) -> Fact:
+        unsaid = not_said("nobody: the global generator as it stands")
         if self.block.library == "vllm":
             if "seed" in self.settings.entries:
                 return self.setting(not_said("vLLM"), "seed")
-            fact = self.load_fact(lambda load: load.settings.entries.get("seed"), not_said("vLLM"))
+            engine = not_said("vLLM (0)")
+            fact = unsaid = self.load_fact(lambda load: load.settings.entries.get("seed"), engine)
             if fact.is_said and fact.source != "computed":
                 return fact
+        if self.block.library == "loop" and (own := self.seed_of_generator()) is not None:
+            return own
         scopes = [*self.around.near, *self.around.callers]
         cls = self.block.scope.self_class
         if cls is not None:
@@ -151,12 +192,52 @@ class SamplingFacts(LoadFacts):
             for scope in self.block.module.scopes
             if scope.name in ("", "main", "setup", "run", "__init__")
         ]
-        unsaid = not_said("nobody: the global generator as it stands")
         for call, scope in self.around.calls(scopes, self.may_seed):
             seed = self.seed_of(call, self.evaluator.frame(scope), 0)
             if seed is not None:
                 return fact_of(seed, unsaid)
         return unsaid
+
+    def seed_of_generator(self) -> Fact | None:
+        """The seed of the torch.Generator that a loop samples with; None where it is given none."""
+        for scope in self.around.near:
+            frame = self.evaluator.frame(scope)
+            for call in scope.calls:
+                value = self.evaluator.keywords(call, frame).entries.get("generator")
+                if value is None or not CHOOSES.search(called_name(call)):
+                    continue
+                facts = [self.seed_in(one) for one in self.generators(value, 0)]
+                if facts and all(fact == facts[0] for fact in facts):
+                    return facts[0]
+                if facts:
+                    return Fact(None, "computed", " or ".join(dict.fromkeys(map(str, facts))))
+        return None
+
+    def generators(self, value: Value, depth: int) -> Iterator[Value]:
+        """What a generator may be: of a parameter, what the callers give it; without None."""
+        for option in options_of(value):
+            inner = plain(option)
+            if not isinstance(inner, Argument) or depth > 3:
+                yield from () if is_literal(inner, None) else (option,)
+                continue
+            given = self.kinds.given(inner.scope, inner.name)
+            for one in given:
+                yield from self.generators(one, depth + 1)
+            if not given and not is_literal(inner.default, None):
+                yield option
+
+    def seed_in(self, generator: Value) -> Fact:
+        """The seed that `generator.manual_seed(...)` gave."""
+        effects = generator.effects if isinstance(generator, Changed) else ()
+        seeds = [(e.node, e.frame) for e in effects if e.method == "manual_seed"]
+        inner = plain(generator)
+        if isinstance(inner, Call) and isinstance(inner.callee, Member):
+            seeds[:0] = [(inner.node, inner.frame)] if inner.callee.name == "manual_seed" else []
+        unsaid = Fact(None, "computed", "a generator of its own")
+        if not seeds or not seeds[-1][0].args:
+            return unsaid if not isinstance(inner, Argument) else fact_of(inner, unsaid)
+        node, frame = seeds[-1]
+        return fact_of(self.evaluator.value(node.args[0], frame), unsaid)
 
     def may_seed(self, call: ast.Call) -> bool:
         is_known = SEEDS.search(dotted_name(call.func)) is not None
@@ -177,6 +258,25 @@ class SamplingFacts(LoadFacts):
         if not SEEDS.search(dotted_name(call.func)) or not (call.args or call.keywords):
             return None
         return self.evaluator.value(call.args[0] if call.args else call.keywords[0].value, frame)
+
+    def read_logprobs(self) -> Fact:
+        """vLLM: of how many tokens; transformers: "output_scores" or "output_logits"."""
+        block = self.block
+        if block.library == "vllm":
+            return self.setting(not_said("vLLM (none)"), "logprobs")
+        if block.library in ("score", "loop"):
+            return not_said("nothing, the code reads the logits itself")
+        unsaid = REMOTE if block.is_remote else not_said("the library (none)")
+        for name in ("output_scores", "output_logits"):
+            fact = fact_of(self.settings.entries.get(name), unsaid)
+            if fact.is_said and not (fact.is_literal and not fact.value):
+                return literal(name) if fact.is_literal else fact
+        return self.rest_fact() or unsaid
+
+    def read_prompt_logprobs(self) -> Fact:
+        if self.block.library != "vllm":
+            return not_said("nothing, only vLLM has them")
+        return self.setting(not_said("vLLM (none)"), "prompt_logprobs")
 
     def read_stop(self) -> Fact:
         block = self.block

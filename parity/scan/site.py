@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from parity.goldens.functions import unrecordable
 from parity.scan.blocks import Block
-from parity.scan.index import FUNCTIONS, Module, Repository, Scope
+from parity.scan.index import Module, Repository, Scope
 from parity.scan.kinds import Kinds
 from parity.scan.origins import Fact
+
+MAX_CALLERS = 4  # functions between a block and the top level of a script
 
 
 @dataclass
@@ -60,18 +64,15 @@ class Recording:
 
     def describe(self, scanned: ScannedBlock) -> None:
         module = scanned.block.module
-        scope = self.recordable(scanned.block.scope, 0)
-        entry = self.entry(module)
+        scope = self.function_to_record(scanned.block.scope, 0)
+        entry = self.entry(scanned.block.scope)
         if module.source.is_notebook:
             self.describe_notebook(scanned)
             return
         command = f"python {shlex.quote(entry)}" if entry else "python YOUR_SCRIPT.py"
         if scope is None:
             scanned.site = site_name(module.path, "")
-            if scanned.block.scope.qualname:
-                scanned.note = (
-                    "a generator or a coroutine: record a function around it that returns a value"
-                )
+            scanned.note = problem_of(outermost(scanned.block.scope))
             own = f"python {shlex.quote(module.path)}"
             script = command if scanned.block.scope.qualname else own
             scanned.record = f"python -m parity record --name {scanned.site} -- {script} …"
@@ -100,30 +101,41 @@ class Recording:
         scanned.note = f"a notebook: first `jupyter nbconvert --to script {shlex.quote(path)}`"
         scanned.record = f"python -m parity record --name {scanned.site} -- python {script} …"
 
-    def recordable(self, scope: Scope, depth: int) -> Scope | None:
-        """The function that `record` can name: at the top of a file or in a class, and it returns
-        a value once."""
-        while scope.parent is not None and scope.parent.qualname:
-            scope = scope.parent
+    def function_to_record(self, scope: Scope, depth: int) -> Scope | None:
+        """The function around a block, or one that calls it, that gives goldens."""
+        scope = outermost(scope)
         if not scope.qualname:
             return None
-        if scope.is_generator or not isinstance(scope.node, FUNCTIONS[:1]):
-            for caller, _ in self.kinds.calls_of(scope, 3) if depth < 3 else ():
-                found = self.recordable(caller, depth + 1)
-                if found is not None:
-                    return found
-            return None
-        return scope
+        if not problem_of(scope):
+            return scope
+        for caller, _ in self.kinds.calls_of(scope, 3) if depth < 3 else ():
+            found = self.function_to_record(caller, depth + 1)
+            if found is not None:
+                return found
+        return None
 
-    def entry(self, module: Module) -> str:
-        """A script that reaches a module: itself, or one of the repository that imports it; ""
-        where none does."""
-        if is_script(module):
-            return module.path
-        for importer in self.importers(module, 2):
-            if is_script(importer):
-                return importer.path
+    def entry(self, scope: Scope) -> str:
+        """A script that reaches a block: its own file, one that calls it as it is run, or one that
+        imports it; "" where none does."""
+        callers = self.modules_that_run(scope)
+        for module in (scope.module, *callers, *self.importers(scope.module, 2)):
+            if module in callers or is_script(module):
+                return module.path
         return ""
+
+    def modules_that_run(self, scope: Scope) -> list[Module]:
+        """The files whose top level calls a function, itself or through others, the nearest
+        first; without notebooks, which no command runs."""
+        found = list[Module]()
+        seen = {id(scope)}
+        level = [scope]
+        for _ in range(MAX_CALLERS):
+            callers = [caller for one in level for caller, _ in self.kinds.calls_of(one, 6)]
+            level = [one for one in callers if one.qualname and id(one) not in seen]
+            seen.update(map(id, level))
+            tops = [one.module for one in callers if not one.qualname]
+            found += [one for one in tops if not one.source.is_notebook and one not in found]
+        return found
 
     def importers(self, module: Module, depth: int) -> Iterator[Module]:
         tail = module.name.rpartition(".")[2]
@@ -151,6 +163,19 @@ class Recording:
             if os.path.exists(path):
                 return import_name_of(path).removesuffix(".__main__")
         return ""
+
+
+def outermost(scope: Scope) -> Scope:
+    """The function at the top of a file, or the method, that a scope is inside of."""
+    while scope.parent is not None and scope.parent.qualname:
+        scope = scope.parent
+    return scope
+
+
+def problem_of(scope: Scope) -> str:
+    """Why a function gives no goldens; "" where it does, and of the top level of a file."""
+    assert isinstance(scope.module.scope.node, ast.Module)
+    return unrecordable(scope.module.scope.node, scope.qualname, is_script=is_script(scope.module))
 
 
 def is_script(module: Module) -> bool:

@@ -441,3 +441,63 @@ def test_find_a_copy_of_named_sampling_params_tells_of_vllm() -> None:
 def test_find_a_loss_logits_and_a_divergence_are_scores(body: str) -> None:
     [block] = scan_texts({"a.py": f"{LOAD}def f(row):\n    {body}\n"}).blocks
     assert block.library == "score"
+
+
+LIKELIHOOD = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+class {cls}:
+    def __init__(self, path):
+        self.tok = AutoTokenizer.from_pretrained(path)
+        self.{name} = {loader}.from_pretrained(path)
+    def score(self, text):
+        full = self.tok(text, return_tensors="pt").input_ids
+        logits = self.{name}(full).logits
+        return logits.log_softmax(-1).gather(-1, full.unsqueeze(-1)).sum().item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "loader", "count"),
+    [
+        ("LikelihoodClassifier", "lm", "AutoModelForCausalLM", 1),
+        ("RewardByLikelihood", "model", "AutoModelForCausalLM", 1),
+        ("Scorer", "inner", "AutoModelForCausalLM", 1),
+        ("Scorer", "model", "AutoModelForSequenceClassification", 0),
+        ("RewardScorer", "model", "unknown", 0),
+    ],
+)
+def test_find_what_is_loaded_decides_over_names(cls: str, name: str, loader: str, count: int) -> None:
+    found = scan_text(LIKELIHOOD.format(cls=cls, name=name, loader=loader))
+    assert [block.library for block in found.blocks] == ["score"] * count
+
+
+CLASSIFIER = "from transformers import AutoModelForSequenceClassification as A, AutoTokenizer\nimport torch, peft\n"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "peft.PeftModel.from_pretrained(A.from_pretrained('x'), 'y')",
+        "torch.nn.DataParallel(A.from_pretrained('x').cuda())",
+        "torch.compile(A.from_pretrained('x')).eval()",
+        "peft.AutoPeftModelForSequenceClassification.from_pretrained('x')",
+        "library.get_reward_model('x')",
+        "library.get_llm_for_sequence_regression('x', 'reward')",
+        "library.load_classifier('x')",
+    ],
+)
+def test_find_a_wrapped_classifier_stays_one(model: str) -> None:
+    code = f"""{CLASSIFIER}import library
+def f(texts):
+    tokenizer = AutoTokenizer.from_pretrained('x')
+    model = {model}
+    return model(**tokenizer(texts)).logits.log_softmax(-1)[:, 1]
+"""
+    found = scan_text(code)
+    assert found.blocks == []
+    assert any("classifier or a reward model" in one.reason for one in found.look_alikes)
+
+
+def test_find_a_loss_that_is_read_by_its_key_is_a_score() -> None:
+    code = LOAD + "def f(ids):\n    out = model(ids, labels=ids)\n    return out['loss'].item()\n"
+    assert [block.library for block in scan_text(code).blocks] == ["score"]

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_texts, shown
+from parity.tests.scan.material import LOAD, block_of, fact_of_call, facts_of, scan_text, scan_texts, shown
 
 HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, pipeline\n"
 TOKENIZER = "tok = AutoTokenizer.from_pretrained('m')\n"
@@ -246,6 +246,9 @@ p.temperature = 0.5
         ("SamplingParams(top_p=0.5)", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(max_tokens=5, stop=['a'])", "stop", "['a'] <literal>"),
         ("SamplingParams(seed=3)", "seed", "3 <literal>"),
+        ("SamplingParams(logprobs=20)", "logprobs", "20 <literal>"),
+        ("SamplingParams(logprobs=20)", "prompt_logprobs", "None <not said: vLLM (none)>"),
+        ("SamplingParams(prompt_logprobs=0)", "prompt_logprobs", "0 <literal>"),
         ("p", "temperature", "0.5 <literal>"),
         ("p", "max_new_tokens", "None <not said: vLLM (16)>"),
         ("SamplingParams(top_p=0.5).clone()", "top_p", "0.5 <literal>"),
@@ -574,3 +577,168 @@ def test_cuts_and_slices_in_a_decode_of_the_repository_are_followed() -> None:
     own += "        return text.split('Question:')[0]\n"
     found = facts_of(f"{LOAD}{own}def f(ids):\n    return decode(model.generate(ids, max_new_tokens=3), len(ids))\n")
     assert (found["prompt_slice"].value, found["strip"].value, found["cuts_by_hand"].value) == ("by_len", True, True)
+
+
+SAMPLING_LOOP = """
+def sample(model, ids, generator=None):
+    for _ in range(9):
+        logits = model(input_ids=ids).logits[:, -1]
+        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        ids = torch.cat((ids, token), dim=1)
+    return ids
+def complete(model, ids, g):
+    return sample(model, ids, {given})
+def main(args):
+    g = torch.Generator(){later}
+    complete(model, ids, g)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "later", "expected"),
+    [
+        ("g", ".manual_seed(args.seed)", "None <config>"),
+        ("generator=g", ".manual_seed(7)", "7 <literal>"),
+        ("generator=g", "\n    g.manual_seed(8)", "8 <literal>"),
+        ("g", "", "None <computed>"),
+        ("None", ".manual_seed(7)", "None <not said: nobody: the global generator as it stands>"),
+    ],
+)
+def test_seed_is_that_of_the_generator_that_samples(given: str, later: str, expected: str) -> None:
+    found = scan_text(LOAD + SAMPLING_LOOP.format(given=given, later=later))
+    [block] = found.blocks
+    assert shown(block.facts["seed"]) == expected
+    assert ("unseeded" in {finding.rule for finding in found.findings}) == (given == "None")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("output_scores=True", "output_scores <literal>"),
+        ("output_logits=True, output_scores=False", "output_logits <literal>"),
+        ("output_scores=False", "None <not said: the library (none)>"),
+        ("output_scores=args.scores", "None <config>"),
+        ("max_new_tokens=3", "None <not said: the library (none)>"),
+    ],
+)
+def test_logprobs_of_transformers_are_its_scores_or_logits(given: str, expected: str) -> None:
+    assert shown(fact_of_call(f"model.generate(**inputs, {given})", "logprobs")) == expected
+
+
+TWO_FORMS = """
+class A:
+    def gen(self, ids):
+        n = ids.shape[1]
+        out = model.generate(ids, max_new_tokens=3)
+        text = tokenizer.decode(out[0])
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("        both = {'text': text, 'ids': out[0]}\n        return tokenizer.decode(both['ids'][n:])", "by_len"),
+        ("        both = {}\n        both['text'] = text\n        both['ids'] = out[0]\n        return both['ids'][n:]", "by_len"),
+        ("        both = {'text': text, 'ids': out[0]}\n        return both['text'][n:]", "by_text"),
+        ("        text, ids = tokenizer.decode(out[0]), out[0]\n        return ids[n:]", "by_len"),
+        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return i[n:]", "by_len"),
+        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return t[n:]", "by_text"),
+        ("        return out.narrow(1, n, out.shape[1] - n)", "by_len"),
+        ("        return torch.narrow(out, 1, n, 3)", "by_len"),
+        ("        self.out = out\n    def f(self):\n        return tokenizer.decode(self.out[0][self.n:])", "by_len"),
+        ("        x = ids[:, n:]\n        return text", "none"),
+    ],
+)  # fmt: skip
+def test_prompt_slice_is_that_of_the_part_that_is_cut(body: str, expected: str) -> None:
+    [block] = scan_text(LOAD + TWO_FORMS.format(body=body)).blocks
+    assert shown(block.facts["prompt_slice"]) == f"{expected} <literal>"
+
+
+HELPER = """
+def render(tokenizer, text, is_chat):
+    if {test}:
+        return {early}
+    return tokenizer.apply_chat_template([{{'role': 'user', 'content': text}}], tokenize=False)
+def f(text, is_chat):
+    x = tokenizer(render(tokenizer, text, is_chat))
+    return model.generate(**x, max_new_tokens=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "early", "expected"),
+    [
+        ("not is_chat", "text", "None <computed>"),
+        ("not is_chat", "tokenizer.apply_chat_template(text, tokenize=False)", "apply_chat_template <literal>"),
+        ("text is None", "None", "apply_chat_template <literal>"),
+    ],
+)
+def test_template_that_a_helper_renders_or_not_is_computed(test: str, early: str, expected: str) -> None:
+    assert shown(facts_of(LOAD + HELPER.format(test=test, early=early))["template"]) == expected
+
+
+TOP_LEVEL = """
+def chat(messages):
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    return model.generate(**tokenizer(text), max_new_tokens=9)
+{top}
+out = model.generate(**inputs, max_new_tokens=3)
+print(tokenizer.decode(out[0]))
+{behind}
+"""
+
+
+@pytest.mark.parametrize(
+    ("top", "behind", "expected"),
+    [
+        ("inputs = tokenizer('Hello')", "", "none"),
+        ("inputs = tokenizer('Hello')", "chat(m)", "none"),
+        ("inputs = tokenizer('Hello ' * 3)", "chat(m)", "none"),
+        ("inputs = tokenizer('Hello')\ninputs = {k: v.to('cuda') for k, v in inputs.items()}", "chat(m)", "none"),
+        (
+            "def p(m):\n    return tokenizer.apply_chat_template(m)\ninputs = tokenizer(p(m))\nn = tokenizer('x')",
+            "",
+            "apply_chat_template",
+        ),
+        ("def p(m):\n    return tokenizer.apply_chat_template(m)\ninputs = tokenizer(p(m))", "", "apply_chat_template"),
+    ],
+)
+def test_template_of_a_known_prompt_is_not_that_of_other_functions(top: str, behind: str, expected: str) -> None:
+    [_, block] = scan_text(LOAD + TOP_LEVEL.format(top=top, behind=behind)).blocks
+    assert shown(block.facts["template"]) == f"{expected} <literal>"
+
+
+def test_decode_of_another_generation_is_not_that_of_this_one() -> None:
+    code = """
+from transformers import pipeline
+pipe = pipeline('text-generation', model='m')
+def judge(text):
+    ids = model.generate(**tokenizer(text), max_new_tokens=3)
+    return tokenizer.decode(ids[0], skip_special_tokens=True)
+answer = pipe('Why?', max_new_tokens=3)
+print(judge(answer))
+"""
+    [_, block] = scan_text(LOAD + code).blocks
+    assert shown(block.facts["skip_special_tokens"]) == "None <not said: the pipeline (True)>"
+
+
+LOOP = """
+def decode(ids, cfg):
+    made = []
+    out = model(ids, use_cache=True)
+    for _ in range({budget}):
+        token = int(out.logits[0, -1].argmax())
+        made.append(token)
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values)
+    return tokenizer.decode(made, skip_special_tokens=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"), [("64", "64 <literal>"), ("cfg.length", "None <config>"), ("0, 8", "8 <literal>")]
+)
+def test_loop_budget_is_the_range_that_it_runs_over(budget: str, expected: str) -> None:
+    facts = facts_of(LOAD + LOOP.format(budget=budget))
+    assert shown(facts["max_new_tokens"]) == expected
+    assert shown(facts["skip_special_tokens"]) == "True <literal>"

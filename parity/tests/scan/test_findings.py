@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from parity.tests.scan.material import LOAD, scan_text, scan_texts
@@ -95,7 +98,8 @@ def rules(code: str) -> set[str]:
         ),
         ("idle-criterion", CRITERION.format(""), CRITERION.format(", stopping_criteria=stops")),
         ("no-generation-prompt", CHAT.format("", ""), CHAT.format(", add_generation_prompt=True", "")),
-        ("doubled-bos", CHAT.format("", ""), CHAT.format("", ", add_special_tokens=False")),
+        ("perhaps-doubled-bos", CHAT.format("", ""), CHAT.format("", ", add_special_tokens=False")),
+        ("perhaps-doubled-bos", CHAT.format("", ""), CHAT.format("", "").replace('"m"', '"Qwen/Qwen3-8B"')),
         (
             "cast-after-load",
             LOAD.replace("('m')", "").replace(
@@ -145,3 +149,48 @@ def test_padding_side_that_whoever_makes_the_tokenizer_decides_is_not_left_to_th
     inside = "".join(f"    {line}\n" for line in (body[1] + body[2]).format("**x").split("\n"))
     assert "padding-side-not-said" in rules(BATCH.format("**x"))
     assert "padding-side-not-said" not in rules(f"def run(model, tokenizer, a, b):\n{inside}")
+
+
+FAST = {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "expected"),
+    [
+        ({"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages }}"}, FAST, {"doubled-bos"}),
+        ({"bos_token": {"content": "<s>"}, "chat_template": "<s>{{ messages }}"}, FAST, {"doubled-bos"}),
+        ({"bos_token": "<s>", "add_bos_token": True, "chat_template": "<s>[INST]"}, {}, {"doubled-bos"}),
+        ({"bos_token": "<s>", "add_bos_token": False, "chat_template": "<s>[INST]"}, FAST, set()),
+        ({"bos_token": "<s>", "chat_template": "{{ messages }}"}, FAST, set()),
+        ({"bos_token": "<s>", "chat_template": "<s>[INST]"}, {"post_processor": None}, set()),
+        ({"bos_token": None, "chat_template": "<s>[INST]"}, FAST, set()),
+        ({"chat_template": "<s>[INST]"}, {}, set()),
+        ({"bos_token": "<s>", "chat_template": "<s>[INST]"}, {}, {"perhaps-doubled-bos"}),
+    ],
+)
+def test_doubled_bos_of_a_checkpoint_that_is_here_is_read_from_its_files(
+    config: dict[str, object], tokenizer: dict[str, object], expected: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if tokenizer:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code = CHAT.format("", "").replace('"m"', repr(str(tmp_path)))
+    assert {rule for rule in rules(code) if rule.endswith("doubled-bos")} == expected
+
+
+def test_doubled_bos_of_a_broken_checkpoint_stays_a_condition(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    assert "perhaps-doubled-bos" in rules(CHAT.format("", "").replace('"m"', repr(str(tmp_path))))
+
+
+def test_doubled_bos_is_a_condition_and_no_claim_where_the_tokenizer_is_not_known() -> None:
+    [finding] = [f for f in scan_text(CHAT.format("", "")).findings if f.rule == "perhaps-doubled-bos"]
+    assert finding.message.startswith("only where the tokenizer adds a BOS")
+    assert finding.harm < 40
+
+
+def test_unseeded_is_not_said_of_vllm_whose_engine_has_a_seed() -> None:
+    assert "unseeded" not in rules(VLLM.format("SamplingParams(temperature=1)"))
+    assert "unseeded" not in rules(
+        "from vllm import SamplingParams\ndef f(llm):\n    llm.generate(p, SamplingParams(temperature=1))"
+    )

@@ -25,6 +25,19 @@ def record_of(files: dict[str, str]) -> str:
         ({"old.py": ASK + MAIN}, "--site old-ask=old.py:ask -- python old.py …"),
         ({"llm.py": ASK, "run.py": "from llm import ask\n" + LOAD + MAIN}, "--site llm-ask=llm:ask -- python run.py …"),
         ({"llm.py": ASK}, "--site llm-ask=llm:ask -- python YOUR_SCRIPT.py …"),
+        ({"old.py": ASK + "for q in 'ab':\n    print(ask(q))"}, "--site old-ask=old.py:ask -- python old.py …"),
+        (
+            {"old.py": ASK + "def run(q):\n    return ask(q)\nanswers = [run(q) for q in 'ab']"},
+            "--site old-ask=old.py:ask -- python old.py …",
+        ),
+        (
+            {"llm.py": ASK, "run.py": "from llm import ask\nprint(ask('a'))\n"},
+            "--site llm-ask=llm:ask -- python run.py …",
+        ),
+        (
+            {"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)\nA().f('a')"},
+            "--site a-f=a.py:A.f -- python a.py …",
+        ),
         ({"old.py": LOAD + "model.generate(**x)"}, "--name old -- python old.py …"),
         (
             {"a.py": LOAD + "class A:\n    def f(self, q):\n        return model.generate(q)" + MAIN},
@@ -67,3 +80,20 @@ def test_describe_a_notebook_says_what_to_do_first() -> None:
     text = '{"cells": [{"cell_type": "code", "source": "from vllm import LLM\\nLLM(1).generate(2)"}]}'
     [block] = scan_texts({"nb.ipynb": text}).blocks
     assert "nbconvert" in block.note
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        ("def f(q):\n    yield model.generate(q)", "f is a generator"),
+        ("async def f(q):\n    return model.generate(q)", "f is async"),
+    ],
+)
+def test_describe_a_function_that_the_recorder_refuses_is_not_named(function: str, note: str) -> None:
+    [block] = scan_texts({"a.py": LOAD + function}).blocks
+    assert block.target == "" and block.note.startswith(note)
+
+
+def test_describe_a_decorated_generator_is_named_as_the_recorder_takes_it() -> None:
+    [block] = scan_texts({"a.py": LOAD + "@collected\ndef f(q):\n    yield model.generate(q)"}).blocks
+    assert block.target == "a:f" and block.note == ""
