@@ -88,7 +88,10 @@ def test_what_is_changed_in_place_is_part_of_the_value_unless_it_is_returned(old
     assert case.left == () and case.value == [{"text": "a", "answer": "A"}]
 
 
-@pytest.mark.parametrize("value", [0.5, [0.5], {"at": object()}, list(range(30_000))], ids=str)
+NO_STATE = {"a time": 0.5, "times": [0.5], "a tensor": {"at": object()}, "a data set": list(range(30_000))}
+
+
+@pytest.mark.parametrize("value", NO_STATE.values(), ids=NO_STATE)
 def test_times_tensors_and_data_sets_are_no_state(value: Any) -> None:
     assert shape_of(value) is None
 
