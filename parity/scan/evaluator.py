@@ -265,8 +265,9 @@ class Evaluator:
         targets = [dotted_name(part) for part in getattr(first.target, "elts", ())]
         is_filtered = any(not is_none_test(test, pair[1]) for test in first.ifs)
         items = first.iter.func if isinstance(first.iter, ast.Call) else None
-        is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
-        parts = (self.value(items.value, frame),) if is_of_items and items else ()
+        parts: tuple[Value, ...] = ()
+        if isinstance(items, ast.Attribute) and items.attr == "items":
+            parts = (self.value(items.value, frame),)
         if len(node.generators) > 1 or is_filtered or not parts or targets != pair:
             return Unknown(source_text(node), parts)
         return parts[0]

@@ -633,17 +633,20 @@ class A:
         text = tokenizer.decode(out[0])
 {body}
 """
+BOTH = "        both = {'text': text, 'ids': out[0]}\n"
+FILLED = "        both = {}\n        both['text'] = text\n        both['ids'] = out[0]\n"
+PAIR = "        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n"
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("        both = {'text': text, 'ids': out[0]}\n        return tokenizer.decode(both['ids'][n:])", "by_len"),
-        ("        both = {}\n        both['text'] = text\n        both['ids'] = out[0]\n        return both['ids'][n:]", "by_len"),
-        ("        both = {'text': text, 'ids': out[0]}\n        return both['text'][n:]", "by_text"),
+        (BOTH + "        return tokenizer.decode(both['ids'][n:])", "by_len"),
+        (FILLED + "        return both['ids'][n:]", "by_len"),
+        (BOTH + "        return both['text'][n:]", "by_text"),
         ("        text, ids = tokenizer.decode(out[0]), out[0]\n        return ids[n:]", "by_len"),
-        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return i[n:]", "by_len"),
-        ("        return text, out[0], n\n    def f(self, x):\n        t, i, n = self.gen(x)\n        return t[n:]", "by_text"),
+        (PAIR + "        return i[n:]", "by_len"),
+        (PAIR + "        return t[n:]", "by_text"),
         ("        return out.narrow(1, n, out.shape[1] - n)", "by_len"),
         ("        return torch.narrow(out, 1, n, 3)", "by_len"),
         ("        self.out = out\n    def f(self):\n        return tokenizer.decode(self.out[0][self.n:])", "by_len"),
