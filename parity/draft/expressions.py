@@ -14,6 +14,9 @@ import libcst as cst
 
 from parity.draft.roles import Demote, Unsure, Value, code_of, constant, dotted, is_short, parse
 
+# Methods that change what they are called on.
+CHANGES = ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort", "update",
+           "setdefault")  # fmt: skip
 ROW_OF = {"results": "result", "new": "new_row", "ids": "ids_row", "outputs": "output"}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 import libcst.matchers as m
 
-from parity.draft.expressions import NamesIn, Scope
+from parity.draft.expressions import CHANGES, NamesIn, Scope
 from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted, parameter_names
@@ -509,10 +509,6 @@ def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:
         elif place == 0 and m.matches(statement, m.SimpleStatementLine(body=[m.Expr()])):
             last = 1
     return last
-
-
-CHANGES = ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort", "update",
-           "setdefault")  # fmt: skip
 
 
 def is_changed(node: cst.CSTNode, name: str) -> bool:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import libcst as cst
 
 from parity.draft.calls import AT_RUN_TIME, CONFIG, SEEDS, Calls
-from parity.draft.expressions import NamesIn, Scope, plain
+from parity.draft.expressions import CHANGES, NamesIn, Scope, plain
 from parity.draft.importing import statements_of
-from parity.draft.parts import CHANGES
 from parity.draft.roles import (
     Copy,
     Demote,
