@@ -440,7 +440,7 @@ WORDS = ("load", "load_engine", "generation_options", *LIBRARIES, *HELPERS)
 
 
 def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
-    tail = [spaced(factory(name, lines)) for name, lines in more.made.items()]
+    tail = [factory(name, lines) for name, lines in more.made.items()]
     word = more.words
     new: list[cst.BaseStatement] = []
     if word["load_engine"] in NamesIn.of(module_of(body)):
@@ -487,15 +487,21 @@ def with_blank_before(statement: cst.BaseStatement, lines: int) -> cst.BaseState
 
 def spaced(text: str) -> cst.BaseStatement:
     blank = cst.EmptyLine(indent=False)
-    statement = cst.parse_statement(text.strip("\n") + "\n")
-    return statement.with_changes(leading_lines=[blank, blank])
+    return parsed_statement(text).with_changes(leading_lines=[blank, blank])
 
 
-def factory(name: str, lines: Sequence[str]) -> str:
+def parsed_statement(text: str) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
+    return cst.parse_statement(text.strip("\n") + "\n")
+
+
+def factory(name: str, lines: Sequence[str]) -> cst.BaseStatement:
+    """A function that makes what a method is called on. The comments of the script stay there."""
     about = '"""For `parity check`: what the goldens were recorded on."""'
     *before, call = lines
-    body = "".join(f"    {line}\n" for line in (about, *before))
-    return f"def {name}():\n{body}    return {call}\n"
+    body = [parsed_statement(line) for line in (about, *before, f"return {call}")]
+    bare = [statement.with_changes(leading_lines=[]) for statement in body]
+    made = cst.ensure_type(spaced(f"def {name}(): pass"), cst.FunctionDef)
+    return made.with_changes(body=cst.IndentedBlock(bare))
 
 
 def end_of_imports(body: Sequence[cst.BaseStatement], names: set[str]) -> int:

@@ -356,3 +356,23 @@ def test_an_object_that_is_given_more_than_its_checkpoint_is_not_made_without_it
     assert draft.factories == {"Bot.ask": {"self": "make_self"}}
     draft = draft_of(f"{source}def main(path, budget=9):\n    return Bot(path, budget=budget)\n", observed)
     assert draft.factories == {} and "what makes a Bot" in draft.todos[-1].text
+
+
+def test_an_object_is_made_as_a_script_did_that_has_a_line_with_a_todo_before() -> None:
+    """The TODO's comment was not indented with its line: a syntax error in parity."""
+    observed = seen("Bot.ask", self={"$object": "__main__.Bot"}, q="x")
+    source = textwrap.dedent(OBJECT).partition("def answer")[0]
+    script = """
+        from transformers import set_seed
+
+        def main():
+            path = "m"
+            set_seed(7)
+            path = path.strip()
+            bot = Bot(path)
+            print(bot.ask("a"))
+    """
+    draft = draft_of(source + textwrap.dedent(script), observed)
+    assert draft.factories == {"Bot.ask": {"self": "make_self"}}
+    made = draft.code.partition("def make_self")[2]
+    assert "TODO" not in made and "path = path.strip()" in made
