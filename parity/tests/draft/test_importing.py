@@ -358,16 +358,15 @@ def test_an_object_that_is_given_more_than_its_checkpoint_is_not_made_without_it
     assert draft.factories == {} and "what makes a Bot" in draft.todos[-1].text
 
 
-def test_an_object_is_made_as_a_script_did_that_has_a_line_with_a_todo_before() -> None:
-    """The TODO's comment was not indented with its line: a syntax error in parity."""
+def test_an_object_is_made_as_a_script_did_that_has_a_comment_between() -> None:
+    """The comment was indented without its line: a syntax error in parity."""
     observed = seen("Bot.ask", self={"$object": "__main__.Bot"}, q="x")
     source = textwrap.dedent(OBJECT).partition("def answer")[0]
     script = """
-        from transformers import set_seed
 
         def main():
             path = "m"
-            set_seed(7)
+            # TODO: from a file
             path = path.strip()
             bot = Bot(path)
             print(bot.ask("a"))
