@@ -26,7 +26,9 @@ VERDICTS = {
 
 def new_module(old: str, out: Path) -> str:
     """What `--moved` calls a draft: a module where the old one is one and the draft lies beside it,
-    else its file."""
+    else its file; from the working directory, so that it is right in a copy of the project."""
+    if out.is_absolute() and out.is_relative_to(Path.cwd()):
+        out = out.relative_to(Path.cwd())
     if old.endswith(".py"):
         return out.as_posix()
     package = old.rpartition(".")[0]

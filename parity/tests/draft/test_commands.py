@@ -37,6 +37,7 @@ from .drafts import row
 )
 def test_new_module_beside_a_module_is_one_too(old: str, out: str, name: str) -> None:
     assert proving.new_module(old, Path(out)) == name
+    assert proving.new_module(old, Path.cwd() / out) == name  # sites.json is right in a copy, too
 
 
 def test_site_settings_name_the_draft_and_its_factories() -> None:
