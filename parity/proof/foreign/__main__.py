@@ -21,7 +21,7 @@ from parity.models import real_model
 from parity.proof.foreign import environment
 from parity.proof.foreign.drive import LIBRARIES
 from parity.proof.foreign.material import BACKENDS, DTYPES
-from parity.proof.foreign.run import Job, RunError, applicable, check, lay_out, record
+from parity.proof.foreign.run import Job, RunError, check, lay_out, record
 from parity.proof.foreign.score import Score, as_json, exit_code, render_faults, render_table, score
 
 SHORT_LIBRARIES = ("lm_eval", "trl")
@@ -69,7 +69,7 @@ def run_job(job: Job, recorded: set[Path]) -> Score:
         recorded.add(record(python, job))
     print(f"{job.library} {job.dtype} on {job.backend}: checking ...", file=sys.stderr, flush=True)
     lay_out(job)
-    row = score(job, applicable(job), check(python, job))
+    row = score(job, job.mistakes, check(python, job))
     print(
         f"{'  '.join(row.cells)}  ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True
     )

@@ -8,17 +8,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from pathlib import Path
+from types import ModuleType
 
-from parity.proof.foreign.material import DTYPES, Case
+from parity.proof.foreign.material import DTYPES
+from parity.proof.foreign.prompts import checkpoint
 from parity.record.observe import case
 
-LIBRARIES = ("lm_eval", "outlines", "trl", "lighteval", "ms_swift")
+LIBRARIES = tuple(
+    sorted(file.stem for file in (Path(__file__).parent / "libraries").glob("[!_]*.py"))
+)
 
 
-def cases_of(library: str, dtype: str) -> list[Case]:
-    module = importlib.import_module(f"parity.proof.foreign.{library}.cases")
-    cases: list[Case] = module.cases(dtype)
-    return cases
+def module_of(library: str) -> ModuleType:
+    return importlib.import_module(f"parity.proof.foreign.libraries.{library}")
 
 
 def main() -> int:
@@ -29,14 +32,16 @@ def main() -> int:
     )
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--way", choices=("old", "moved"), default="old")
+    parser.add_argument("--moved", action="store_true", help="run the moved functions")
     parser.add_argument("--only", metavar="CASE", help="run this case alone")
     asked = parser.parse_args()
-    module = importlib.import_module(f"parity.proof.foreign.{asked.library}.{asked.way}")
-    for each in cases_of(asked.library, asked.dtype):
+    module = module_of(asked.library)
+    for each in module.cases(asked.dtype):
         if asked.only in (None, each.name):
+            function = getattr(module, each.function if asked.moved else f"old_{each.function}")
+            model = {"model_path": checkpoint(asked.dtype), "dtype": asked.dtype}
             with case(each.name):
-                answer = getattr(module, each.function)(**each.arguments)
+                answer = function(**{**model, **each.arguments})
             print(each.name, repr(answer)[:2000])
     return 0
 

@@ -5,7 +5,6 @@ All sites of a library, backend and dtype are checked by one `parity check`: an 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.goldens.store import Store
-from parity.proof.foreign.drive import cases_of
+from parity.proof.foreign.drive import module_of
 from parity.proof.foreign.material import Case, Mistake
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "RunError",
     "check",
     "lay_out",
-    "mistakes_of",
     "record",
 ]
 
@@ -79,9 +77,19 @@ class Job:
         return WORK / "check" / f"{self.library}-{self.dtype}-{self.backend}"
 
     @property
+    def module(self) -> Any:
+        return module_of(self.library)
+
+    @property
     def cases(self) -> list[Case]:
+        return [each for each in self.module.cases(self.dtype) if self.backend in each.backends]
+
+    @property
+    def mistakes(self) -> list[Mistake]:
         return [
-            case for case in cases_of(self.library, self.dtype) if self.backend in case.backends
+            each
+            for each in self.module.MISTAKES
+            if self.backend in each.backends and self.dtype in each.dtypes
         ]
 
 
@@ -102,18 +110,6 @@ class Answer:
         return f"{self.verdict} {self.cause}; {self.certainty}" if self.cause else self.verdict
 
 
-def mistakes_of(library: str) -> tuple[Mistake, ...]:
-    module = importlib.import_module(f"parity.proof.foreign.{library}.mistakes")
-    mistakes: tuple[Mistake, ...] = module.MISTAKES
-    return mistakes
-
-
-def applicable(job: Job) -> list[Mistake]:
-    """The mistakes of this job."""
-    mistakes = mistakes_of(job.library)
-    return [each for each in mistakes if job.backend in each.backends and job.dtype in each.dtypes]
-
-
 def run_in(python: Path, arguments: Sequence[str], log: Path) -> int:
     """Run a module of this project with an environment's Python; its output goes into `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -132,9 +128,8 @@ def run_in(python: Path, arguments: Sequence[str], log: Path) -> int:
 def record(python: Path, job: Job) -> Path:
     """Record the old code of a library. Returns the folder of its goldens. Raises RunError."""
     shutil.rmtree(job.goldens, ignore_errors=True)
-    old = f"parity.proof.foreign.{job.library}.old"
-    functions = sorted({case.function for case in cases_of(job.library, job.dtype)})
-    sites = [f"--site={FAITHFUL}={old}:{function}" for function in functions]
+    functions = sorted({each.function for each in job.module.cases(job.dtype)})
+    sites = [f"--site={FAITHFUL}={job.module.__name__}:old_{name}" for name in functions]
     script = ["-m", "parity.proof.foreign.drive", job.library, "--dtype", job.dtype]
     log = WORK / "logs" / f"record-{job.library}-{job.dtype}.log"
     command = [
@@ -163,28 +158,28 @@ def lay_out(job: Job) -> Path:
     for shared in ("environments", "blobs"):
         if (job.goldens / shared).is_dir():
             shutil.copytree(job.goldens / shared, job.store / shared)
-    old = f"parity.proof.foreign.{job.library}.old"
-    moved = f"parity.proof.foreign.{job.library}.moved"
-    sites = {FAITHFUL: site(job, FAITHFUL, {old: moved}, [case.name for case in job.cases])}
-    source = (ROOT / "parity/proof/foreign" / job.library / "moved.py").read_text(encoding="utf-8")
-    for mistake in applicable(job):
+    source = Path(job.module.__file__).read_text(encoding="utf-8")
+    faithful = job.module.__name__
+    sites = {FAITHFUL: site(job, FAITHFUL, faithful, [each.name for each in job.cases])}
+    for mistake in job.mistakes:
         module = edited_module(job.library, mistake.name, mistake.apply(source))
-        sites[mistake.name] = site(job, mistake.name, {old: module}, mistake.cases)
+        sites[mistake.name] = site(job, mistake.name, module, mistake.cases.split())
     (job.store / "sites.json").write_text(json.dumps(sites, indent=2), encoding="utf-8")
     return job.store
 
 
-def site(job: Job, name: str, moved: dict[str, str], cases: Iterable[str]) -> dict[str, Any]:
+def site(job: Job, name: str, module: str, cases: Iterable[str]) -> dict[str, Any]:
     """Copy a site's goldens under its name. Returns its entry of sites.json."""
     goldens, laid_out = Store(job.goldens), Store(job.store)
     for case in cases:
         laid_out.write(replace(goldens.read(FAITHFUL, case), site=name))
-    recorded = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))
-    return {**recorded[FAITHFUL], "moved": moved, "backends": [job.backend], "load": LOAD}
+    recorded = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))[FAITHFUL]
+    moved = {old: f"{module}:{old.partition(':old_')[2]}" for old in recorded["functions"]}
+    return {**recorded, "moved": moved, "backends": [job.backend], "load": LOAD}
 
 
 def edited_module(library: str, name: str, source: str) -> str:
-    """Write an edited moved.py where the checker can import it. Returns the module's name."""
+    """Write an edited source where the checker can import it. Returns the module's name."""
     stem = f"{library}_{name.replace('-', '_')}"
     package = WORK / EDITED
     package.mkdir(parents=True, exist_ok=True)
