@@ -109,9 +109,9 @@ def score(job: Job, mistakes: Sequence[Mistake], answers: Sequence[Answer]) -> S
     """Sort the harness's answers by what they are about."""
     found = []
     for mistake in mistakes:
-        about = tuple(each for each in answers if each.site == mistake.name)
+        about = tuple(each for each in answers if each.site == job.site(mistake.name))
         found.append(Found(mistake.name, tuple(mistake.right.split()), about))
-    faithful = tuple(each for each in answers if each.site == FAITHFUL)
+    faithful = tuple(each for each in answers if each.site == job.site(FAITHFUL))
     return Score(job, faithful, tuple(found))
 
 

@@ -41,9 +41,12 @@ def old_complete(
 
 
 def complete(model_path: str, dtype: str, question: str, stopping_text: str | None = None) -> str:
-    """A stopping id stays in the text, as it does behind a stopping criterion."""
+    """Without the system prompt, which `complete` leaves out. A stopping id stays in the text."""
+    return answer(model_path, dtype, WRAPPER.format(query_str=question), stopping_text)
+
+
+def answer(model_path: str, dtype: str, prompt: str, stopping_text: str | None = None) -> str:
     model = engine(model_path, dtype)
-    prompt = f"{SYSTEM} {WRAPPER.format(query_str=question)}"
     options = as_generate(model_path, max_new_tokens=40, do_sample=False)
     if stopping_text is not None:
         options["stop"] = {"token_ids": model.tokenizer(stopping_text).input_ids}
@@ -58,7 +61,7 @@ def old_stream(model_path: str, dtype: str, question: str) -> str:
 
 
 def stream(model_path: str, dtype: str, question: str) -> str:
-    return complete(model_path, dtype, question)
+    return answer(model_path, dtype, f"{SYSTEM} {WRAPPER.format(query_str=question)}")
 
 
 def old_chat(model_path: str, dtype: str, question: str) -> str:
@@ -91,7 +94,7 @@ def cases(dtype: str) -> list[Case]:
 
 
 MISTAKES = (
-    Mistake("system-lost", "complete-0", "prompt.text", "{SYSTEM} {WRAPPER", "{WRAPPER"),
+    Mistake("system-lost", "stream-0", "prompt.text", "{SYSTEM} {WRAPPER", "{WRAPPER"),
     Mistake(
         "system-in-chat",
         "chat-0",

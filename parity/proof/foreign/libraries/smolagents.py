@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from parity.proof.foreign.engines import as_generate, as_vllm, engine
-from parity.proof.foreign.material import Case, Mistake
+from parity.proof.foreign.material import TINY, Case, Mistake
 from parity.proof.foreign.prompts import QUESTIONS, SYSTEM, VLLM_ROOM
 
 
@@ -34,20 +34,19 @@ def ask(
 ) -> str:
     options = as_generate(model_path, **{"max_new_tokens": 48, **settings})
     options["stop"] = stops
-    [result] = engine(model_path, dtype).generate_text_batch([request_of(messages)], options)
+    model = engine(model_path, dtype)
+    [result] = model.generate_text_batch([request_of(model.tokenizer, messages)], options)
     return result.text
 
 
-def request_of(messages: list[Any]) -> dict[str, Any]:
-    """smolagents joins turns of one role. It says nothing of thinking: the template thinks."""
-    turns: list[dict[str, str]] = []
-    for message in messages:
-        text = message["content"][0]["text"]
-        if turns and turns[-1]["role"] == message["role"]:
-            turns[-1]["content"] += "\n" + text
-        else:
-            turns.append({"role": message["role"], "content": text})
-    return {"messages": turns, "chat": {"enable_thinking": True}}
+def request_of(tokenizer: Any, messages: list[Any]) -> dict[str, Any]:
+    """smolagents joins turns of one role. Its roles are an enum, which some templates print as
+    `MessageRole.USER`, so the prompt is rendered as it renders it."""
+    from smolagents.models import get_clean_message_list, tool_role_conversions
+
+    turns = get_clean_message_list(messages, tool_role_conversions, flatten_messages_as_text=True)
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return {"prompt": text}
 
 
 def old_vllm_ask(model_path: str, dtype: str, messages: list[Any], stops: list[str]) -> str:
@@ -58,7 +57,8 @@ def old_vllm_ask(model_path: str, dtype: str, messages: list[Any], stops: list[s
 
 def vllm_ask(model_path: str, dtype: str, messages: list[Any], stops: list[str]) -> str:
     options = as_vllm(temperature=0.0, max_tokens=48, stop=stops)
-    [result] = engine(model_path, dtype).generate_text_batch([request_of(messages)], options)
+    model = engine(model_path, dtype)
+    [result] = model.generate_text_batch([request_of(model.tokenizer, messages)], options)
     return result.text
 
 
@@ -91,19 +91,19 @@ def cases(dtype: str) -> list[Case]:
 MISTAKES = (
     Mistake("stops-lost", "stops", "stop.strings", '    options["stop"] = stops\n'),
     Mistake(
-        "turns-lost",
+        "last-turn-only",
         "joined",
         "prompt.messages",
-        'turns[-1]["content"] += "\\n" + text',
-        'turns[-1]["content"] = text',
+        "get_clean_message_list(messages,",
+        "get_clean_message_list(messages[-1:],",
     ),
     Mistake(
-        "thinking-off",
+        "roles-as-words",
         "greedy-0",
-        "prompt.template",
-        '"chat": {"enable_thinking": True}',
-        '"chat": {}',
-        dtypes=("float32",),
+        "prompt.messages prompt.text",
+        '{"prompt": text}',
+        '{"messages": turns, "chat": {"enable_thinking": True}}',
+        dtypes=TINY,
     ),
     Mistake(
         "vllm-default-temperature", "vllm", "sampling.mode", "temperature=0.0, ", backends=("vllm",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 from parity.proof.foreign.engines import as_generate, engine
@@ -38,7 +39,8 @@ def texts(model_path: str, dtype: str, prompts: list[str], length: int) -> list[
 
 
 def cleaned(text: str) -> str:
-    return text.replace("$=", "<=").strip()
+    """Thoughts are taken away."""
+    return re.sub(r"(?s)<think>.+?</think>", "", text).replace("$=", "<=").strip()
 
 
 def old_talk(model_path: str, dtype: str, chats: list[Any], settings: dict[str, Any]) -> list[str]:
@@ -80,8 +82,8 @@ MISTAKES = (
         "not-stripped",
         "texts",
         "value",
-        'text.replace("$=", "<=").strip()',
-        'text.replace("$=", "<=") + " "',
+        '.replace("$=", "<=").strip()',
+        '.replace("$=", "<=") + " "',
     ),
     Mistake(
         "top-k-lost",

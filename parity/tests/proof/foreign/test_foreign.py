@@ -27,7 +27,7 @@ LOST = Mistake("lost", "one", "stop", "a", "b")
 
 
 def answer(site: str, verdict: str, cause: str = "", certainty: str = "likely") -> Answer:
-    return Answer(site, "one", verdict, cause, certainty, "")
+    return Answer(f"lm_eval.{site}", "one", verdict, cause, certainty, "")
 
 
 def source_of(library: str) -> str:
@@ -159,7 +159,9 @@ def test_a_golden_is_laid_out_whole_under_the_name_of_its_site(tmp_path: Path, m
     job = run.Job("trl", "hf", "float32")
     recorded = Store(job.goldens)
     row = {"prompt_ids": [1], "output_ids": [2], "text": "b"}
-    recorded.write(Case(run.FAITHFUL, "one", function="m:f", arguments={"n": 1}, value="a", rows=(row,)))
+    recorded.write(Case(run.FAITHFUL, "one-float32", function="m:f", arguments={"n": 1}, value="a", rows=(row,)))
     recorded.set_site(run.FAITHFUL, functions=["m:f"])
     run.site(job, "rushed", "n", ["one"])
-    assert Store(job.store).read("rushed", "one") == replace(recorded.read(run.FAITHFUL, "one"), site="rushed")
+    golden = recorded.read(run.FAITHFUL, "one-float32")
+    laid_out = Store(job.store).read("trl.rushed", "one")
+    assert laid_out == replace(golden, site="trl.rushed", case="one")
