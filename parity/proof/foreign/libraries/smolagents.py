@@ -1,21 +1,19 @@
-"""smolagents: the two local models that its agents ask."""
+"""smolagents: the transformers model that its agents ask. Its VLLMModel needs an older vLLM."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from parity.proof.foreign.engines import as_generate, as_vllm, engine
+from parity.proof.foreign.engines import as_generate, engine
 from parity.proof.foreign.material import TINY, Case, Mistake
-from parity.proof.foreign.prompts import QUESTIONS, SYSTEM, VLLM_ROOM
+from parity.proof.foreign.prompts import QUESTIONS, SYSTEM
 
 
 @functools.cache
-def loaded(kind: str, model_path: str, dtype: str) -> Any:
+def loaded(model_path: str, dtype: str) -> Any:
     import smolagents
 
-    if kind == "vllm":
-        return smolagents.VLLMModel(model_path, model_kwargs={"dtype": dtype, **VLLM_ROOM})
     return smolagents.TransformersModel(
         model_path, device_map="cpu", torch_dtype=dtype, max_new_tokens=48
     )
@@ -24,7 +22,7 @@ def loaded(kind: str, model_path: str, dtype: str) -> Any:
 def old_ask(
     model_path: str, dtype: str, messages: list[Any], stops: list[str], settings: dict[str, Any]
 ) -> str:
-    model = loaded("hf", model_path, dtype)
+    model = loaded(model_path, dtype)
     answer: str = model.generate(messages, stop_sequences=stops, **settings).content
     return answer
 
@@ -49,19 +47,6 @@ def request_of(tokenizer: Any, messages: list[Any]) -> dict[str, Any]:
     return {"prompt": text}
 
 
-def old_vllm_ask(model_path: str, dtype: str, messages: list[Any], stops: list[str]) -> str:
-    model = loaded("vllm", model_path, dtype)
-    answer: str = model.generate(messages, stop_sequences=stops, max_tokens=48).content
-    return answer
-
-
-def vllm_ask(model_path: str, dtype: str, messages: list[Any], stops: list[str]) -> str:
-    options = as_vllm(temperature=0.0, max_tokens=48, stop=stops)
-    model = engine(model_path, dtype)
-    [result] = model.generate_text_batch([request_of(model.tokenizer, messages)], options)
-    return result.text
-
-
 def turns(*texts: str) -> list[dict[str, Any]]:
     """A system turn, and user turns."""
     roles = ["system", *["user"] * (len(texts) - 1)]
@@ -83,8 +68,6 @@ def cases(dtype: str) -> list[Case]:
         Case("stops", "ask", {"messages": asked[1], "stops": ["5", "7"], "settings": greedy}),
         Case("joined", "ask", {"messages": observed, "stops": [], "settings": greedy}),
         Case("unsaid", "ask", {"messages": asked[0], "stops": [], "settings": {}}),
-        Case("vllm-stops", "vllm_ask", {"messages": asked[1], "stops": ["5", "7"]}, ("vllm",)),
-        Case("vllm", "vllm_ask", {"messages": asked[2], "stops": []}, ("vllm",)),
     ]
 
 
@@ -104,8 +87,5 @@ MISTAKES = (
         '{"prompt": text}',
         '{"messages": turns, "chat": {"enable_thinking": True}}',
         dtypes=TINY,
-    ),
-    Mistake(
-        "vllm-default-temperature", "vllm", "sampling.mode", "temperature=0.0, ", backends=("vllm",)
     ),
 )
