@@ -1,11 +1,11 @@
-"""evalplus: its two decoders of local models, which complete code in an opened answer."""
+"""evalplus: its transformers decoder, which completes code in an opened answer."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from parity.proof.foreign.engines import as_generate, as_vllm, engine
+from parity.proof.foreign.engines import as_generate, engine
 from parity.proof.foreign.material import Case, Mistake
 
 INSTRUCTION = "Please provide a self-contained Python script that solves the following problem:"
@@ -16,8 +16,8 @@ SPLITTER = "-[[]]-"
 
 
 @functools.cache
-def loaded(kind: str, model_path: str, dtype: str, temperature: float) -> Any:
-    from evalplus.provider import base, hf, vllm
+def loaded(model_path: str, dtype: str, temperature: float) -> Any:
+    from evalplus.provider import base, hf
 
     base.EOS[:] = ENDS  # each decoder appends to this list
     settings = {
@@ -28,15 +28,13 @@ def loaded(kind: str, model_path: str, dtype: str, temperature: float) -> Any:
         "instruction_prefix": INSTRUCTION,
         "response_prefix": RESPONSE,
     }
-    if kind == "vllm":
-        return vllm.VllmDecoder(model_path, "humaneval", **settings)
     return hf.HuggingFaceDecoder(model_path, "humaneval", attn_implementation="sdpa", **settings)
 
 
 def old_code(
     model_path: str, dtype: str, prompt: str, samples: int, temperature: float
 ) -> list[str]:
-    decoder = loaded("hf", model_path, dtype, temperature)
+    decoder = loaded(model_path, dtype, temperature)
     codes: list[str] = decoder.codegen(prompt, do_sample=temperature > 0, num_samples=samples)
     return codes
 
@@ -61,19 +59,6 @@ def opened(model: Any, prompt: str) -> str:
     return whole.partition(SPLITTER)[0]
 
 
-def old_vllm_code(model_path: str, dtype: str, prompt: str) -> list[str]:
-    decoder = loaded("vllm", model_path, dtype, 0.0)
-    codes: list[str] = decoder.codegen(prompt, do_sample=False, num_samples=1)
-    return codes
-
-
-def vllm_code(model_path: str, dtype: str, prompt: str) -> list[str]:
-    options = as_vllm(temperature=0.0, max_tokens=40, stop=[*ENDS, OPENED])
-    model = engine(model_path, dtype)
-    [result] = model.generate_text_batch([{"prompt": opened(model, prompt)}], options)
-    return [result.text.replace("\t", "    ")]
-
-
 PROMPTS = (
     'def add(a, b):\n    """The sum of two numbers."""\n',
     'def is_even(n):\n    """Whether n is even."""\n',
@@ -90,10 +75,6 @@ def cases(dtype: str) -> list[Case]:
             for n, each in enumerate(PROMPTS)
         ),
         Case("sampled", "code", sampled),
-        *(
-            Case(f"vllm-{n}", "vllm_code", {"prompt": each}, ("vllm",))
-            for n, each in enumerate(PROMPTS)
-        ),
     ]
 
 
@@ -107,7 +88,5 @@ MISTAKES = (
         '{"temperature": temperature, "top_p": 0.95}',
         '{"temperature": temperature}',
     ),
-    Mistake(
-        "vllm-stops-lost", "vllm-0", "stop.strings", ", stop=[*ENDS, OPENED]", backends=("vllm",)
-    ),
+    Mistake("stops-lost", "greedy-1", "stop.strings", ', "stop": [*ENDS, OPENED]'),
 )
