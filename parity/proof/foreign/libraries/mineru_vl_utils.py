@@ -49,9 +49,10 @@ def old_read(
 def read(
     model_path: str, dtype: str, images: list[Any], prompts: list[str], settings: dict[str, Any]
 ) -> list[str]:
-    """It samples only where both a temperature and a top_k are given."""
+    """It samples only where both a temperature and a top_k are given, and then says top_p, too."""
     do_sample = bool(settings.get("temperature")) and settings.get("top_k", 1) > 1
-    options = as_generate(model_path, **settings, do_sample=do_sample)
+    said = {"top_p": 1.0, **settings, "do_sample": do_sample}
+    options = as_generate(model_path, **said)
     return answers_of(model_path, dtype, images, prompts, options)
 
 
@@ -127,7 +128,14 @@ MISTAKES = (
         "settings-lost",
         "ngrams",
         "sampling.no_repeat_ngram_size",
-        "as_generate(model_path, **settings, do_sample",
-        'as_generate(model_path, max_new_tokens=settings["max_new_tokens"], do_sample',
+        '{"top_p": 1.0, **settings, ',
+        '{"top_p": 1.0, "max_new_tokens": settings["max_new_tokens"], ',
+    ),
+    Mistake(
+        "top-p-of-the-checkpoint",
+        "sampled",
+        "sampling.top_p",
+        '{"top_p": 1.0, **settings',
+        "{**settings",
     ),
 )
