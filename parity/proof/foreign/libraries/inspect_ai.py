@@ -29,8 +29,10 @@ def loaded(model_path: str, dtype: str, do_sample: bool) -> Any:
 def old_answers(
     model_path: str, dtype: str, questions: list[str], settings: dict[str, Any], do_sample: bool
 ) -> list[str]:
-    """settings: of GenerateConfig. The model runs in a thread that outlives the call."""
+    """settings: of GenerateConfig. The thread that runs the model would outlive the call, and no
+    recorder sees a model in a thread that is older than the call: it is ended by no request."""
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser, GenerateConfig
+    from inspect_ai.model._providers import hf
 
     model = loaded(model_path, dtype, do_sample)
     config = GenerateConfig(**settings)
@@ -43,7 +45,11 @@ def old_answers(
     async def ask_all() -> list[str]:
         return await asyncio.gather(*[ask(question) for question in questions])
 
-    return asyncio.run(ask_all())
+    completions = asyncio.run(ask_all())
+    hf.batch_queue.put(None)  # type: ignore[arg-type]
+    hf.batch_thread.join()
+    hf.batch_thread = None
+    return completions
 
 
 def answers(

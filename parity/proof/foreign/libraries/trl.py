@@ -127,7 +127,12 @@ def cases(dtype: str) -> list[Case]:
     sampled = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "max_new_tokens": 24}
     limited = {**greedy, "min_new_tokens": 12, "max_new_tokens": 24, "no_repeat_ngram_size": 3}
     texts, one = contexts(dtype), [chat("Is 17 even?", None)]
-    said = ("The capital of France is Paris.", "1, 2, 3, 4, 5, 6, 7, 8, 9.", "apple, pear", "odd.")
+    said = (
+        "The capital of France is Paris.",
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.",
+        "apple, pear, plum",
+        "17 is odd.",
+    )
     pairs = [list(pair) for pair in zip(texts, said)]
     uneven = {"prompts": [*texts, ARITHMETIC], "settings": greedy, "batch_size": 3}
     seeded = {"prompts": one, "settings": sampled, "torch_seed": 42}
