@@ -82,7 +82,7 @@ def chat(model_path: str, dtype: str, question: str) -> str:
 
 
 def cases(dtype: str) -> list[Case]:
-    stop = {"question": QUESTIONS[2], "stopping_text": "."}
+    stop = {"question": QUESTIONS[2], "stopping_text": "\n"}
     return [
         *(
             Case(f"{function}-{n}", function, {"question": question})

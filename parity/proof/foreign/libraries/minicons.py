@@ -99,7 +99,7 @@ MISTAKES = (
         "/ (len(score.logprobs) + 1) for",
     ),
     Mistake(
-        "separator-lost", "continuations", "prompt.ids", 'prefix + " " + text', "prefix + text"
+        "separator-lost", "continuations", "prompt.text", 'prefix + " " + text', "prefix + text"
     ),
     Mistake(
         "mean-for-sum",

@@ -65,7 +65,7 @@ def cases(dtype: str) -> list[Case]:
             Case(f"greedy-{n}", "ask", {"messages": each, "stops": [], "settings": greedy})
             for n, each in enumerate(asked)
         ),
-        Case("stops", "ask", {"messages": asked[1], "stops": ["5", "7"], "settings": greedy}),
+        Case("stops", "ask", {"messages": asked[1], "stops": ["5", " age"], "settings": greedy}),
         Case("joined", "ask", {"messages": observed, "stops": [], "settings": greedy}),
         Case("unsaid", "ask", {"messages": asked[0], "stops": [], "settings": {}}),
     ]
