@@ -46,7 +46,7 @@ def old_answers(
         return await asyncio.gather(*[ask(question) for question in questions])
 
     completions = asyncio.run(ask_all())
-    hf.batch_queue.put(None)  # type: ignore[arg-type]
+    hf.batch_queue.put(None)
     hf.batch_thread.join()
     hf.batch_thread = None
     return completions
