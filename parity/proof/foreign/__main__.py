@@ -14,14 +14,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from parity.environment.output_paths import file_to_write
 from parity.models import real_model
 from parity.proof.foreign import environment
 from parity.proof.foreign.drive import LIBRARIES
 from parity.proof.foreign.material import BACKENDS, DTYPES
-from parity.proof.foreign.run import Job, RunError, applicable, check, lay_out, record
+from parity.proof.foreign.run import Job, RunError, check, lay_out, record
 from parity.proof.foreign.score import Score, as_json, exit_code, render_faults, render_table, score
 
 SHORT_LIBRARIES = ("lm_eval", "trl")
@@ -49,31 +48,37 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def jobs_of(asked: argparse.Namespace) -> list[Job]:
-    """In the order of libraries, then dtypes, so that each golden is recorded once."""
+    """In the order of dtypes, then backends, then libraries."""
     libraries, backends, dtypes = asked.library, asked.backend, asked.dtype
     if asked.short:
         libraries, backends, dtypes = SHORT_LIBRARIES, ("hf",), ("float32",)
-    jobs = []
-    for library in libraries or LIBRARIES:
-        for dtype in dtypes or DTYPES:
-            jobs += [Job(library, backend, dtype) for backend in backends or BACKENDS]
-    return jobs
+    return [
+        Job(library, backend, dtype)
+        for dtype in dtypes or DTYPES
+        for backend in backends or BACKENDS
+        for library in libraries or LIBRARIES
+    ]
 
 
-def run_job(job: Job, recorded: set[Path]) -> Score:
-    """Record (once for both backends), check, score. Raises RunError."""
-    started = time.monotonic()
+def tell(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def run_all(jobs: Sequence[Job]) -> list[Score]:
+    """Record each library, check each backend and dtype, score. Raises RunError."""
     python = environment.python()
-    if job.goldens not in recorded:
-        print(f"{job.library} {job.dtype}: recording ...", file=sys.stderr, flush=True)
-        recorded.add(record(python, job))
-    print(f"{job.library} {job.dtype} on {job.backend}: checking ...", file=sys.stderr, flush=True)
-    lay_out(job)
-    row = score(job, applicable(job), check(python, job))
-    print(
-        f"{'  '.join(row.cells)}  ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True
-    )
-    return row
+    for library in sorted({job.library for job in jobs}):
+        tell(f"{library}: recording")
+        record(python, [job for job in jobs if job.library == library])
+    scores = []
+    for store in dict.fromkeys(job.store for job in jobs):
+        alike = [job for job in jobs if job.store == store]
+        tell(f"{alike[0].dtype} on {alike[0].backend}: checking")
+        lay_out(alike)
+        answers = check(python, alike[0])
+        scores += [score(job, job.mistakes, answers) for job in alike]
+        print(render_table(scores[-len(alike) :]), file=sys.stderr, flush=True)
+    return sorted(scores, key=lambda each: each.cells[:3])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,12 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("FOREIGN LIBRARIES NOT CHECKED: no environment. `make foreign` builds it (7 GB).")
         return 0
     jobs = jobs_of(asked)
-    recorded: set[Path] = set()
     try:
         environment.build()
         if any(job.dtype == "bfloat16" for job in jobs):
             real_model.build()
-        scores = [run_job(job, recorded) for job in jobs]
+        scores = run_all(jobs)
     except (environment.EnvironmentMissing, real_model.BuildError, RunError) as error:
         print(f"foreign: {error}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -8,17 +8,25 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from pathlib import Path
+from types import ModuleType
 
-from parity.proof.foreign.material import DTYPES, Case
+from parity.proof.foreign.material import BACKENDS, DTYPES
+from parity.proof.foreign.prompts import checkpoint
 from parity.record.observe import case
 
-LIBRARIES = ("lm_eval", "outlines", "trl", "lighteval", "ms_swift")
+LIBRARIES = tuple(
+    sorted(file.stem for file in (Path(__file__).parent / "libraries").glob("[!_]*.py"))
+)
 
 
-def cases_of(library: str, dtype: str) -> list[Case]:
-    module = importlib.import_module(f"parity.proof.foreign.{library}.cases")
-    cases: list[Case] = module.cases(dtype)
-    return cases
+def module_of(library: str) -> ModuleType:
+    return importlib.import_module(f"parity.proof.foreign.libraries.{library}")
+
+
+def recorded_name(case: str, dtype: str) -> str:
+    """The name of the golden of a case."""
+    return f"{case}-{dtype}"
 
 
 def main() -> int:
@@ -28,16 +36,23 @@ def main() -> int:
         epilog="example: python -m parity.proof.foreign.drive lm_eval --dtype float32",
     )
     parser.add_argument("library", choices=LIBRARIES)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--way", choices=("old", "moved"), default="old")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
+    parser.add_argument("--backend", action="append", choices=BACKENDS, help="default: both")
+    parser.add_argument("--moved", action="store_true", help="run the moved functions")
     parser.add_argument("--only", metavar="CASE", help="run this case alone")
     asked = parser.parse_args()
-    module = importlib.import_module(f"parity.proof.foreign.{asked.library}.{asked.way}")
-    for each in cases_of(asked.library, asked.dtype):
-        if asked.only in (None, each.name):
-            with case(each.name):
-                answer = getattr(module, each.function)(**each.arguments)
-            print(each.name, repr(answer)[:2000])
+    module = module_of(asked.library)
+    for dtype in asked.dtype or DTYPES:
+        for each in module.cases(dtype):
+            if asked.only not in (None, each.name) or not {*each.backends} & {
+                *(asked.backend or BACKENDS)
+            }:
+                continue
+            function = getattr(module, each.function if asked.moved else f"old_{each.function}")
+            model = {"model_path": checkpoint(dtype), "dtype": dtype}
+            with case(recorded_name(each.name, dtype)):
+                answer = function(**{**model, **each.arguments})
+            print(each.name, dtype, repr(answer)[:2000])
     return 0
 
 

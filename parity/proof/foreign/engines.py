@@ -1,60 +1,59 @@
-"""Engines of the moved call sites: one for each checkpoint and dtype, kept for the process."""
+"""Engines of the moved call sites, and what old code took without saying so."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from gen_engine import DType, GenerationEngine, load
+from gen_engine import GenerationEngine, load
 
-__all__ = ["SamplingDefaults", "SavedSampling", "engine", "sampling_defaults", "saved_sampling"]
+__all__ = ["PIPELINE", "as_generate", "as_vllm", "engine", "saved"]
 
-TOP_K_OF_TRANSFORMERS = (
-    50  # what `generate` takes where do_sample is set and neither caller nor checkpoint says top_k
-)
+# what `generate` and a text pipeline take where neither caller nor checkpoint says it
+GENERATE: dict[str, Any] = {
+    "max_new_tokens": 20,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+}
+PIPELINE = {"max_new_tokens": 256, "do_sample": True, "temperature": 0.7}
 
 
 @functools.cache
-def engine(model_path: str, dtype: DType) -> GenerationEngine:
+def engine(model_path: str, dtype: Any) -> GenerationEngine:
     """The engine of a checkpoint. logits_hooks: scores need full logits on vLLM, too."""
     return load(model_path, dtype=dtype, logits_hooks=True, progress=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What `generate` takes from the checkpoint where the caller does not say it."""
-
-    repetition_penalty: float
-    top_k: int | None
-    top_p: float
-
-
 @functools.cache
-def sampling_defaults(model_path: str) -> SamplingDefaults:
+def saved(model_path: str) -> Any:
     import transformers
 
-    saved: Any = transformers.GenerationConfig.from_pretrained(model_path)
-    top_k = TOP_K_OF_TRANSFORMERS if saved.top_k is None else saved.top_k
-    return SamplingDefaults(
-        repetition_penalty=saved.repetition_penalty or 1.0,
-        top_k=top_k or None,
-        top_p=1.0 if saved.top_p is None else saved.top_p,
-    )
+    return transformers.GenerationConfig.from_pretrained(model_path)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSampling:
-    """Whether and how hot a checkpoint's generation_config.json wants to be sampled."""
+def as_generate(
+    model_path: str, defaults: Mapping[str, Any] = GENERATE, **said: Any
+) -> dict[str, Any]:
+    """Options of `generate(**said)`: what is not said is the checkpoint's, then the library's."""
+    settings = {**GENERATE, **defaults}
+    for name in settings:
+        value = getattr(saved(model_path), name)
+        settings[name] = settings[name] if value is None else value
+    settings |= said
+    if not settings.pop("do_sample"):
+        settings |= {"temperature": 0.0, "top_k": None, "top_p": 1.0}
+    settings["top_k"] = settings["top_k"] or None
+    return settings
 
-    do_sample: bool
-    temperature: float
 
-
-@functools.cache
-def saved_sampling(model_path: str) -> SavedSampling:
-    import transformers
-
-    saved: Any = transformers.GenerationConfig.from_pretrained(model_path)
-    warm = 1.0 if saved.temperature is None else saved.temperature
-    return SavedSampling(do_sample=bool(saved.do_sample), temperature=warm)
+def as_vllm(**said: Any) -> dict[str, Any]:
+    """Options of what `SamplingParams(**said)` says."""
+    renamed = {
+        "max_new_tokens": said.pop("max_tokens", 16),
+        "temperature": said.pop("temperature", 1.0),
+    }
+    return {**renamed, **said}

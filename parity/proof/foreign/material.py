@@ -1,4 +1,4 @@
-"""What a library's folder is made of: cases of its old code, and mistakes in its moved code."""
+"""What a library's file holds beside the code: cases, and mistakes in the moved functions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BACKENDS", "DTYPES", "Case", "Mistake", "MistakeError"]
+__all__ = ["BACKENDS", "DTYPES", "REAL", "TINY", "Case", "Mistake", "MistakeError"]
 
 BACKENDS = ("hf", "vllm")
 DTYPES = ("float32", "bfloat16")
+TINY, REAL = ("float32",), ("bfloat16",)  # the dtype of each checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a library's old code.
-    function: its name in old.py and in moved.py.
+    """One call of `old_FUNCTION`, whose move is `FUNCTION`.
+    arguments: beside model_path and dtype.
     backends: what the moved code is checked on. The old code of a vLLM class is compared with vLLM
         only."""
 
@@ -26,33 +27,32 @@ class Case:
 
 
 class MistakeError(ValueError):
-    """A mistake that does not apply to the moved source."""
+    """A mistake that does not apply to the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One edit of moved.py that a migrating engineer could make by mistake.
-    what: the engineer's mistake, as a sentence.
-    find, replace: the edit; `find` stands in the source exactly once.
-    right_causes: the cause names, any of which is right. Chosen from README before the harness was
-        asked.
-    cases: where it shows."""
+    """One edit of the moved code that a migrating engineer could make by mistake.
+    cases: where it shows. Names with blanks between.
+    right: causes or their stages, any of which is right, in this form, too. Chosen from README
+        before the harness was asked.
+    find, replace: the edit; `find` stands in the code exactly once."""
 
     name: str
-    what: str
+    cases: str
+    right: str
     find: str
-    replace: str
-    right_causes: tuple[str, ...]
-    cases: tuple[str, ...]
+    replace: str = ""
     backends: tuple[str, ...] = BACKENDS
     dtypes: tuple[str, ...] = DTYPES
 
     def apply(self, source: str) -> str:
-        """The moved source with the mistake in it. Raises MistakeError."""
-        count = source.count(self.find)
+        """The code of a library's file, up to its cases, with the mistake. Raises MistakeError."""
+        code = source.partition("\ndef cases(")[0]
+        count = code.count(self.find)
         if count != 1:
             raise MistakeError(
                 f"mistake {self.name!r}: its text stands {count} times in the moved source, "
                 "expected once. Bring `find` up to date."
             )
-        return source.replace(self.find, self.replace)
+        return code.replace(self.find, self.replace)

@@ -8,12 +8,22 @@ __all__ = [
     "LETTERS",
     "QUESTIONS",
     "SYSTEM",
+    "VISION",
+    "VLLM_ROOM",
     "chat",
     "chats",
     "checkpoint",
     "contexts",
 ]
 
+VISION = "golden/models/tiny-qwen3-vl"
+VLLM_ROOM = {
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "num_gpu_blocks_override": 96,
+    "gpu_memory_utilization": 0.1,
+    "enforce_eager": True,
+}
 SYSTEM = "You are a helpful assistant. Answer briefly."
 QUESTIONS = (
     "What is the capital of France?",

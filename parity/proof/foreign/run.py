@@ -1,11 +1,11 @@
-"""Record a library's old code, lay out its move and each mistake as sites, and check them.
+"""Record libraries' old code, lay out their moves and each mistake as sites, and check them.
 
-All sites of a library, backend and dtype are checked by one `parity check`: an engine loads once.
+A library is recorded by one process; all sites of a backend and dtype are checked by one
+`parity check`, so that an engine loads once.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.goldens.store import Store
-from parity.proof.foreign.drive import cases_of
+from parity.proof.foreign.drive import module_of, recorded_name
 from parity.proof.foreign.material import Case, Mistake
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "RunError",
     "check",
     "lay_out",
-    "mistakes_of",
     "record",
 ]
 
@@ -71,17 +70,31 @@ class Job:
 
     @property
     def goldens(self) -> Path:
-        return WORK / "golden" / f"{self.library}-{self.dtype}"
+        return WORK / "golden" / self.library
 
     @property
     def store(self) -> Path:
-        """Where the sites of this job are laid out for `check`."""
-        return WORK / "check" / f"{self.library}-{self.dtype}-{self.backend}"
+        """Where sites of this backend and dtype are laid out for `check`."""
+        return WORK / "check" / f"{self.dtype}-{self.backend}"
+
+    def site(self, name: str) -> str:
+        """The site of the faithful move, or of a mistake."""
+        return f"{self.library}.{name}"
+
+    @property
+    def module(self) -> Any:
+        return module_of(self.library)
 
     @property
     def cases(self) -> list[Case]:
+        return [each for each in self.module.cases(self.dtype) if self.backend in each.backends]
+
+    @property
+    def mistakes(self) -> list[Mistake]:
         return [
-            case for case in cases_of(self.library, self.dtype) if self.backend in case.backends
+            each
+            for each in self.module.MISTAKES
+            if self.backend in each.backends and self.dtype in each.dtypes
         ]
 
 
@@ -102,18 +115,6 @@ class Answer:
         return f"{self.verdict} {self.cause}; {self.certainty}" if self.cause else self.verdict
 
 
-def mistakes_of(library: str) -> tuple[Mistake, ...]:
-    module = importlib.import_module(f"parity.proof.foreign.{library}.mistakes")
-    mistakes: tuple[Mistake, ...] = module.MISTAKES
-    return mistakes
-
-
-def applicable(job: Job) -> list[Mistake]:
-    """The mistakes of this job."""
-    mistakes = mistakes_of(job.library)
-    return [each for each in mistakes if job.backend in each.backends and job.dtype in each.dtypes]
-
-
 def run_in(python: Path, arguments: Sequence[str], log: Path) -> int:
     """Run a module of this project with an environment's Python; its output goes into `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -129,62 +130,58 @@ def run_in(python: Path, arguments: Sequence[str], log: Path) -> int:
         ).returncode
 
 
-def record(python: Path, job: Job) -> Path:
-    """Record the old code of a library. Returns the folder of its goldens. Raises RunError."""
+def record(python: Path, jobs: Sequence[Job]) -> None:
+    """Record the old code of one library for all its jobs. Raises RunError."""
+    job = jobs[0]
     shutil.rmtree(job.goldens, ignore_errors=True)
-    old = f"parity.proof.foreign.{job.library}.old"
-    functions = sorted({case.function for case in cases_of(job.library, job.dtype)})
-    sites = [f"--site={FAITHFUL}={old}:{function}" for function in functions]
-    script = ["-m", "parity.proof.foreign.drive", job.library, "--dtype", job.dtype]
-    log = WORK / "logs" / f"record-{job.library}-{job.dtype}.log"
-    command = [
-        "parity",
-        "record",
-        "--goldens",
-        str(job.goldens),
-        *sites,
-        "--",
-        str(python),
-        *script,
-    ]
-    code = run_in(python, command, log)
+    functions = {case.function for each in jobs for case in each.cases}
+    old = [f"{job.module.__name__}:old_{function}" for function in sorted(functions)]
+    script = ["-m", "parity.proof.foreign.drive", job.library]
+    script += [f"--dtype={dtype}" for dtype in sorted({each.dtype for each in jobs})]
+    script += [f"--backend={backend}" for backend in sorted({each.backend for each in jobs})]
+    log = WORK / "logs" / f"record-{job.library}.log"
+    sites = [f"--site={FAITHFUL}={function}" for function in old]
+    command = ["parity", "record", "--goldens", str(job.goldens), *sites, "--", str(python)]
+    code = run_in(python, [*command, *script], log)
     if code != GOLDENS_WRITTEN:
         raise RunError(
-            f"{job.library} in {job.dtype}: recording its old code ended with {code}, expected "
+            f"{job.library}: recording its old code ended with {code}, expected "
             f"{GOLDENS_WRITTEN}. Read {log.relative_to(ROOT)}."
         )
-    return job.goldens
 
 
-def lay_out(job: Job) -> Path:
-    """Write a store: a site for the faithful move, one for each mistake. Returns its folder."""
-    shutil.rmtree(job.store, ignore_errors=True)
-    job.store.mkdir(parents=True)
-    for shared in ("environments", "blobs"):
-        if (job.goldens / shared).is_dir():
-            shutil.copytree(job.goldens / shared, job.store / shared)
-    old = f"parity.proof.foreign.{job.library}.old"
-    moved = f"parity.proof.foreign.{job.library}.moved"
-    sites = {FAITHFUL: site(job, FAITHFUL, {old: moved}, [case.name for case in job.cases])}
-    source = (ROOT / "parity/proof/foreign" / job.library / "moved.py").read_text(encoding="utf-8")
-    for mistake in applicable(job):
-        module = edited_module(job.library, mistake.name, mistake.apply(source))
-        sites[mistake.name] = site(job, mistake.name, {old: module}, mistake.cases)
-    (job.store / "sites.json").write_text(json.dumps(sites, indent=2), encoding="utf-8")
-    return job.store
+def lay_out(jobs: Sequence[Job]) -> None:
+    """Write the store of one backend and dtype: for each library a site for its faithful move, and
+    one for each mistake."""
+    shutil.rmtree(jobs[0].store, ignore_errors=True)
+    jobs[0].store.mkdir(parents=True)
+    sites = {}
+    for job in jobs:
+        for shared in ("environments", "blobs"):
+            if (job.goldens / shared).is_dir():
+                shutil.copytree(job.goldens / shared, job.store / shared, dirs_exist_ok=True)
+        source = Path(job.module.__file__).read_text(encoding="utf-8")
+        cases = [each.name for each in job.cases]
+        sites[job.site(FAITHFUL)] = site(job, FAITHFUL, job.module.__name__, cases)
+        for mistake in job.mistakes:
+            module = edited_module(job.library, mistake.name, mistake.apply(source))
+            sites[job.site(mistake.name)] = site(job, mistake.name, module, mistake.cases.split())
+    (jobs[0].store / "sites.json").write_text(json.dumps(sites, indent=2), encoding="utf-8")
 
 
-def site(job: Job, name: str, moved: dict[str, str], cases: Iterable[str]) -> dict[str, Any]:
+def site(job: Job, name: str, module: str, cases: Iterable[str]) -> dict[str, Any]:
     """Copy a site's goldens under its name. Returns its entry of sites.json."""
     goldens, laid_out = Store(job.goldens), Store(job.store)
     for case in cases:
-        laid_out.write(replace(goldens.read(FAITHFUL, case), site=name))
-    recorded = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))
-    return {**recorded[FAITHFUL], "moved": moved, "backends": [job.backend], "load": LOAD}
+        recorded = goldens.read(FAITHFUL, recorded_name(case, job.dtype))
+        laid_out.write(replace(recorded, site=job.site(name), case=case))
+    entry = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))[FAITHFUL]
+    moved = {old: f"{module}:{old.partition(':old_')[2]}" for old in entry["functions"]}
+    return {**entry, "moved": moved, "backends": [job.backend], "load": LOAD}
 
 
 def edited_module(library: str, name: str, source: str) -> str:
-    """Write an edited moved.py where the checker can import it. Returns the module's name."""
+    """Write an edited source where the checker can import it. Returns the module's name."""
     stem = f"{library}_{name.replace('-', '_')}"
     package = WORK / EDITED
     package.mkdir(parents=True, exist_ok=True)
@@ -193,17 +190,16 @@ def edited_module(library: str, name: str, source: str) -> str:
     return f"{EDITED}.{stem}"
 
 
-def check(python: Path, job: Job, sites: Sequence[str] = ()) -> list[Answer]:
-    """What the harness says of each case of the sites (default: all). Raises RunError."""
+def check(python: Path, job: Job) -> list[Answer]:
+    """What the harness says of each case in the store of a job. Raises RunError."""
     report = job.store / "report.json"
-    report.unlink(missing_ok=True)
-    log = WORK / "logs" / f"check-{job.library}-{job.dtype}-{job.backend}.log"
-    command = ["parity", "check", *sites, "--goldens", str(job.store), "--backend", job.backend]
+    log = WORK / "logs" / f"check-{job.dtype}-{job.backend}.log"
+    command = ["parity", "check", "--goldens", str(job.store), "--backend", job.backend]
     code = run_in(python, [*command, "--json", str(report)], log)
     if not report.is_file():
         raise RunError(
-            f"{job.library} in {job.dtype} on {job.backend}: the check ended with {code} and "
-            f"wrote no report. Read {log.relative_to(ROOT)}."
+            f"{job.dtype} on {job.backend}: the check ended with {code} and wrote no report. "
+            f"Read {log.relative_to(ROOT)}."
         )
     return answers_of(json.loads(report.read_text(encoding="utf-8")))
 

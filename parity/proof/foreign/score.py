@@ -23,8 +23,7 @@ class Found:
     """What the harness said of one mistake, over all cases where it shows."""
 
     mistake: str
-    what: str
-    right_causes: tuple[str, ...]
+    right: tuple[str, ...]
     answers: tuple[Answer, ...]
 
     @property
@@ -34,7 +33,7 @@ class Found:
     @property
     def is_broken(self) -> bool:
         """Whether the edited code raised, though that is not what the mistake is about."""
-        return any(each.cause == ERROR and ERROR not in self.right_causes for each in self.answers)
+        return any(each.cause == ERROR and ERROR not in self.right for each in self.answers)
 
     @property
     def is_caught(self) -> bool:
@@ -42,16 +41,21 @@ class Found:
         return bool(self.alarms) and not self.is_broken
 
     @property
-    def is_named(self) -> bool:
-        """Whether each alarm's first cause is a right one."""
-        return self.is_caught and all(
-            stage_of(one.cause) in self.right_causes for one in self.alarms
+    def wrong_names(self) -> tuple[Answer, ...]:
+        """Alarms whose first cause is none of the right ones."""
+        return tuple(
+            each
+            for each in self.alarms
+            if each.cause not in self.right and stage_of(each.cause) not in self.right
         )
 
     @property
+    def is_named(self) -> bool:
+        return self.is_caught and not self.wrong_names
+
+    @property
     def is_wrong_and_confirmed(self) -> bool:
-        wrong = [each for each in self.alarms if stage_of(each.cause) not in self.right_causes]
-        return any(each.certainty == "confirmed" for each in wrong)
+        return any(each.certainty == "confirmed" for each in self.wrong_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,9 @@ def score(job: Job, mistakes: Sequence[Mistake], answers: Sequence[Answer]) -> S
     """Sort the harness's answers by what they are about."""
     found = []
     for mistake in mistakes:
-        about = tuple(each for each in answers if each.site == mistake.name)
-        found.append(Found(mistake.name, mistake.what, mistake.right_causes, about))
-    faithful = tuple(each for each in answers if each.site == FAITHFUL)
+        about = tuple(each for each in answers if each.site == job.site(mistake.name))
+        found.append(Found(mistake.name, tuple(mistake.right.split()), about))
+    faithful = tuple(each for each in answers if each.site == job.site(FAITHFUL))
     return Score(job, faithful, tuple(found))
 
 
@@ -143,18 +147,17 @@ def fault_lines(place: str, found: Found) -> list[str]:
     """A mistake that was not caught, or its wrong names."""
     if not found.is_caught:
         return [missed_line(place, found)]
-    right = " or ".join(found.right_causes)
-    wrong = [each for each in found.alarms if stage_of(each.cause) not in found.right_causes]
+    right = " or ".join(found.right)
     return [
         f"WRONG NAME   {place}  {found.mistake}/{each.case}: right is {right}; {said(each)}"
-        for each in wrong
+        for each in found.wrong_names
     ]
 
 
 def missed_line(place: str, found: Found) -> str:
     """A mistake that was not caught, and why not."""
     verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers) or "none"
-    return f"{missed_kind(found):11}  {place}  {found.mistake}: {found.what} Verdicts: {verdicts}"
+    return f"{missed_kind(found):11}  {place}  {found.mistake}: {verdicts}"
 
 
 def missed_kind(found: Found) -> str:

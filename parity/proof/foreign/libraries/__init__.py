@@ -1,0 +1,1 @@
+"""A file for each library: its calls (`old_...`), their moves, cases, and mistakes in the moves."""
