@@ -213,9 +213,10 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
     yield from state_lines(site, cases)
     if any(row.get("sampling", {}).get("seed", {}).get("from") == "script" for row in rows):
         yield (
-            f"{site} samples after the script seeded the process: each recorded call begins with the"
-            " recorder's seed, so that its samples are others than those of a plain run (--no-seed"
-            " leaves the script's). The engine takes no seed from the process: pass each call its own"
+            f"{site} samples after the script seeded the process: each recorded call begins with"
+            " the recorder's seed, so that its samples are others than those of a plain run"
+            " (--no-seed leaves the script's). The engine takes no seed from the process: pass each"
+            " call its own"
         )
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
