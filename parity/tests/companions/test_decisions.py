@@ -367,6 +367,8 @@ def test_answers_have_openais_shape(shared: Load) -> None:
     assert keys[2] == sorted(["type", "name", "score", "probabilities", "confidence", *beside])
     assert sorted(answer["answers"][2]["probabilities"][0]) == ["label", "probability", "value"]
     assert answer["answers"][1]["choice"] in (True, False)
+    read = sum(len(one.prompt_token_ids) for one in made)
+    assert answer["usage"] == {"input_tokens": read, "output_tokens": 0, "total_tokens": read} and read
     for bad in ({**body, "joint": True}, {**body, "input": 3}, {**body, "questions": []}):
         with pytest.raises(GenEngineError):
             decisions.read_body(bad)
