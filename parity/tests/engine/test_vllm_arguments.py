@@ -173,11 +173,11 @@ def test_the_environment_in_which_vllm_is_made_is_put_back(monkeypatch: pytest.M
 
 
 def test_loading_answering_and_closing_leave_the_environment_as_it_was(
-    backend: str, monkeypatch: pytest.MonkeyPatch
+    shared: Load, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """VLLM_COMPUTE_NANS_IN_LOGITS stayed, for every other use of vLLM in the process."""
     monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
-    importlib.import_module("vllm")  # which sets variables of its own
+    shared(TEXT, backend)  # libraries set variables of their own with the first engine of a process
 
     def variables() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name != "VLLM_DIST_IDENT"}  # an engine's, by vLLM
