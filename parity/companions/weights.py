@@ -477,7 +477,12 @@ class Update:
             for own in [own for own in self.waiting if fused_module(own, self.packed) == module]:
                 whole = self.waiting.pop(own)
                 for tied in self._tied_to(own):
-                    yield tied, whole
+                    yield tied, self._as_loaded(tied, whole)
+
+    def _as_loaded(self, name: str, tensor: Any) -> Any:
+        """A tensor with the digits that a load keeps of it. vLLM's reload writes a bias into the
+        tensor that its kernels have: on a CPU with AMX that is float32, of a rounded one."""
+        return tensor.to(self.table[name].dtype) if name.endswith(".bias") else tensor
 
     def _tied_to(self, name: str) -> list[str]:
         """The name, and those that are tied to it."""

@@ -141,14 +141,8 @@ def test_update_weights_of_a_model_that_sees_answers_images_of_before_anew(
     with open_engine(VL, backend, dtype=dtype) as engine:
         before = image_answers(engine, 64)
         engine.update_weights(tensors_of(new))
-        after = image_answers(engine, 64, 96)
-    assert expected[:1] != before
-    if dtype == "float32":
-        assert after == expected
-    else:  # kernels of some processors (AMX) round otherwise behind other calls
-        assert [ids for ids, _ in after] == [ids for ids, _ in expected]
-        for (_, found), (_, wanted) in zip(after, expected):
-            assert found == pytest.approx(wanted, abs=0.02)
+        assert image_answers(engine, 64, 96) == expected
+        assert expected[:1] != before
 
 
 def test_bare_that_wrote_vision_weights_leaves_no_image_of_before() -> None:
