@@ -17,6 +17,7 @@ that begins with `$`:
                              default
     {"$scratch": "out/a"}    a path in a temporary folder      {"$bytes": "…"}           base64
     {"$float": "nan"}        what JSON cannot write            {"$set": […]}             a set, sorted
+    {"$pairs": [[1, "a"]]}   a mapping of other keys than texts; a key that is a list was a tuple
 
 A case holds one row per sequence that the model generated:
 
@@ -280,6 +281,23 @@ def is_set(value: Any) -> bool:
     return not any(isinstance(inner, (dict, list)) for inner in flat)
 
 
+def is_pairs(value: Any) -> bool:
+    """Whether a list holds keys with a value each."""
+    pairs = value if isinstance(value, list) else [()]
+    return all(isinstance(pair, list) and len(pair) == 2 for pair in pairs) and is_set([key for key, _ in pairs])
+
+
+def has_other_keys(value: Mapping[Any, Any]) -> bool:
+    """Whether the keys of a mapping are plain, and not texts alone."""
+    flat = [inner for key in value for inner in (key if isinstance(key, tuple) else (key,))]
+    is_plain = all(inner is None or isinstance(inner, (str, int, float)) for inner in flat)
+    return is_plain and not all(isinstance(key, str) for key in value)
+
+
+def hashable(entry: Any) -> Any:
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
 # $-object -> what its value must be, and how that is said.
 OBJECTS: dict[str, tuple[Any, str]] = {
     "$file": (is_blob_name, "is no name of a blob"),
@@ -287,6 +305,7 @@ OBJECTS: dict[str, tuple[Any, str]] = {
     "$scratch": (is_below, "is no path below the scratch folder"),
     "$bytes": (is_base64, "is no base64"),
     "$set": (is_set, "is not a list of plain values"),
+    "$pairs": (is_pairs, "is not a list of plain keys with a value each"),
     "$object": (lambda v: isinstance(v, str), "is no name of a type"),
 }
 
@@ -809,7 +828,10 @@ class Store:
                 image.load()
                 return image
         if value.keys() == {"$set"}:
-            return {tuple(e) if isinstance(e, list) else e for e in self.restore(value["$set"], folder, moved)}
+            return set(map(hashable, self.restore(value["$set"], folder, moved)))
+        if value.keys() == {"$pairs"}:
+            pairs = self.restore(value["$pairs"], folder, moved)
+            return {hashable(key): entry for key, entry in pairs}
         if value.keys() == {"$bytes"}:
             return base64.b64decode(value["$bytes"])
         if value.keys() == {"$object"}:

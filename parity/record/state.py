@@ -10,13 +10,15 @@ attributes were that change from call to call, and the value of a call that leav
     before.left(value, asked=None)     place -> what is there now
 
 Places are "self.history", or an argument's name. State is made of texts, whole numbers, images and
-lists, mappings and dataclasses of them. What holds anything else, such as a tensor or a time, is
-none: it is neither put back nor compared.
+lists, sets, queues, mappings and dataclasses of them. What holds anything else, such as a tensor or
+a time, is none: it is neither put back nor compared.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -48,11 +50,13 @@ def shape_of(value: Any) -> Shape | None:
 
 
 def content_of(value: Any) -> list[Any] | None:
-    """What a list, a mapping or a dataclass holds; None for anything else."""
+    """What a list, a set, a mapping or a dataclass holds; None for anything else."""
     if isinstance(value, Mapping):
         return [inner for entry in value.items() for inner in entry]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return list(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, name, None) for name in value.__dataclass_fields__]
     return None
@@ -154,7 +158,21 @@ def attributes_of(receiver: Any) -> dict[str, Any]:
 
 def put_back(receiver: Any, state: Mapping[str, Any]) -> None:
     """Let the attributes of an object be what they were, those that it has."""
+    has = attributes_of(receiver)
     for place, value in state.items():
         name = place.partition(".")[2]
-        if name in attributes_of(receiver):
-            setattr(receiver, name, value)
+        if name in has:
+            setattr(receiver, name, filled(has[name], value))
+
+
+def filled(own: Any, value: Any) -> Any:
+    """What was held, in a container of the kind that the object has, such as a queue."""
+    is_row = isinstance(own, (list, deque)) and isinstance(value, list)
+    if not is_row and not any(
+        isinstance(own, kind) and isinstance(value, kind) for kind in (dict, set)
+    ):
+        return value
+    made = copy.copy(own)  # keeps a length, or a default
+    made.clear()
+    (made.extend if is_row else made.update)(value)
+    return made

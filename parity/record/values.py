@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import tempfile
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -43,8 +44,11 @@ class Keeper:
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if isinstance(value, Mapping):
+            if self.paths and golden.has_other_keys(value):
+                told = Keeper(self.store).keep  # a key that names a file is a text
+                return {"$pairs": [[told(key), self.keep(entry)] for key, entry in value.items()]}
             return {self._text(key): self.keep(entry) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple, deque)):
             return [self.keep(entry) for entry in value]
         return self._object(value)
 

@@ -133,3 +133,54 @@ def test_a_golden_that_names_other_places_than_its_value_has_is_refused(old: Any
     said = {**first.to_json(), "left": ["self.turns"]}
     with pytest.raises(TypeError, match="left names other places than the value has"):
         Case.from_json(said)
+
+
+KEEPING = """
+from collections import OrderedDict, deque
+
+
+class Chat:
+    def __init__(self):
+        self.memory = deque(maxlen=3)
+        self.answers = OrderedDict()
+        self.numbers = {}
+        self.seen = set()
+
+    def ask(self, system, text):
+        key = (system, text)
+        if key not in self.answers:
+            self.memory.append((system, text))
+            self.answers[key] = " ".join(said for _, said in self.memory)
+            self.numbers[len(self.numbers)] = text
+            self.seen.add(key)
+        self.answers.move_to_end(key)
+        if len(self.answers) > 2:
+            self.answers.popitem(last=False)
+        return self.answers[key]
+"""
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_queues_sets_and_keys_that_are_no_texts_come_back_as_they_were(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each case alone: a cache that came back with other keys would miss, a queue that did not would be empty."""
+    (tmp_path / "old_chat.py").write_text(KEEPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "old_chat", raising=False)
+    import old_chat
+
+    def run() -> None:
+        chat = old_chat.Chat()
+        for system, text in (("a", "x"), ("b", "x"), ("a", "x"), ("a", "y"), ("b", "z")):
+            chat.ask(system, text)
+
+    case = recorded(old_chat, "Chat.ask", run, tmp_path)[number]
+    store = Store(tmp_path / "golden")
+    store.write(case)
+    read = store.read("chat", case.case)
+    assert session_call(tmp_path, read, "Chat.ask", KEEPING).value == read.value
+    as_list = KEEPING.replace("deque(maxlen=3)", "[]")  # the last call fills the queue
+    assert (session_call(tmp_path, read, "Chat.ask", as_list).value == read.value) is (number != 4)
+    wrong = KEEPING.replace("self.seen.add(key)", "self.seen.add(text)")
+    assert (session_call(tmp_path, read, "Chat.ask", wrong).value == read.value) is (number == 2)
