@@ -172,6 +172,11 @@ def recorder_lines(done: Recorded) -> Iterator[str]:
     yield f"recorder: {own:.2f} s of {whole:.2f} s ({percent:.1f} %)"
     for text in dict.fromkeys(done.seen.failures):
         yield f"recorder failure (the script was not disturbed): {text}"
+    for site, place, kind in done.seen.not_held:
+        yield (
+            f"{site} changes {place}, a {kind}, from call to call, and no golden holds it: it is"
+            " neither put back nor compared; a case whose answer it decides cannot stand alone"
+        )
 
 
 def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:

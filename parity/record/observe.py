@@ -128,6 +128,8 @@ class Observer(Listener):
         # Places that a call is asked for (None: those that it changes).
         self.left: Sequence[str] | None = None
         self.first_seen = FirstSeen()
+        # (site, place, type) of what calls change and no golden holds.
+        self.not_held = set[tuple[str, str, str]]()
         self.patches = Patches()
         self._counts = dict[tuple[str, str], int]()
         self._finder = Finder(self)
@@ -257,6 +259,7 @@ class Observer(Listener):
         """(the value with what the call left, the places of it, what it found) of state.py."""
         if call.held is None:
             return keep(value), (), {}
+        self.not_held.update((call.site, *found) for found in call.held.not_held().items())
         changed = call.held.changed(value)
         wanted = changed if self.left is None else self.left
         left = {place: keep(now) for place, now in call.held.left(wanted).items()}

@@ -125,6 +125,7 @@ def observe_this_process() -> None:
             folders = sorted(itertools.chain.from_iterable(FOLDERS.values()))
             content = {"failures": observer.failures, "folders": folders, **seconds}
             content["environment"] = environment()
+            content["not_held"] = sorted(observer.not_held)
             write("process", content)
 
     atexit.register(close)

@@ -52,7 +52,8 @@ class Seen:
     overhead: the recorder's own time and that of the whole, in seconds.   stopped: why it was
     ended; "" where it ended by itself.   folders: of the checkpoints that answered.   argv: of each
     site, the different arguments of the scripts that called it.   started_in: of each site, another
-    folder than the recording's that its script was started in.
+    folder than the recording's that its script was started in.   not_held: (site, attribute, type)
+    of what its calls change and no golden holds.
     """
 
     cases: tuple[Case, ...]
@@ -65,6 +66,7 @@ class Seen:
     folders: tuple[str, ...] = ()
     argv: Mapping[str, Sequence[list[str]]] = field(default_factory=dict)
     started_in: Mapping[str, str] = field(default_factory=dict)
+    not_held: Sequence[tuple[str, str, str]] = ()
 
 
 def run_observed(
@@ -182,6 +184,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     folders = set[str]()
     argv = dict[str, list[list[str]]]()
     started_in = dict[str, str]()
+    not_held = set[tuple[str, str, str]]()
     own = whole = 0.0
     for line in lines:
         if line.kind == "case":
@@ -195,6 +198,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
         elif line.kind == "process":
             failures += line.content["failures"]
             folders.update(line.content["folders"])
+            not_held.update(map(tuple, line.content["not_held"]))
             environments.append(line.content["environment"])
             own += line.content["own"]
             whole = max(whole, line.content["whole"])
@@ -208,6 +212,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
         folders=tuple(folders),
         argv=argv,
         started_in=started_in,
+        not_held=sorted(not_held),
     )
 
 

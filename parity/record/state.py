@@ -8,6 +8,7 @@ attributes were that change from call to call, and the value of a call that leav
     before = Held.of(given, first)     before the call
     before.state()                     place -> what was there, of an attribute that changes
     before.left(value, asked=None)     place -> what is there now
+    before.not_held()                  place -> its type, of what changed and is no state
 
 Places are "self.history", or an argument's name. State is made of texts, whole numbers, images and
 lists, sets, queues, mappings and dataclasses of them. What holds anything else, such as a tensor or
@@ -27,6 +28,7 @@ MOST = 20_000  # values in one place; a larger one is a data set, no state of a 
 RETURNED = "returned"  # the key of what the function itself gave, beside what it left
 
 Shape = list[Any]
+Outline = tuple[int, int]  # identity and length: tells most changes of what is no state
 
 
 def shape_of(value: Any) -> Shape | None:
@@ -99,6 +101,7 @@ class Held:
     shapes: dict[str, Shape | None] = field(default_factory=dict)
     first: Mapping[str, Shape | None] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
+    outlines: dict[str, Outline] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], first: FirstSeen, keep: Callable[[Any], Any]) -> Held:
@@ -109,6 +112,8 @@ class Held:
         }
         held.shapes = {place: shape_of(value) for place, value in held.places()}
         own = {place: shape for place, shape in held.shapes.items() if is_attribute(place)}
+        none = {place for place, shape in own.items() if shape is None}
+        held.outlines = {place: outline_of(v) for place, v in held.places() if place in none}
         if own:
             held.first = first.of(held.receiver, own)
         values = dict(held.places())
@@ -144,6 +149,19 @@ class Held:
         """What is in these places now, as far as they are there."""
         values = dict(self.places())
         return {place: values[place] for place in wanted if place in values}
+
+    def not_held(self) -> dict[str, str]:
+        """Types of the attributes that this call changed, and no golden holds."""
+        return {
+            place: type(value).__name__
+            for place, value in self.places()
+            if place in self.outlines and self.outlines[place] != outline_of(value)
+        }
+
+
+def outline_of(value: Any) -> Outline:
+    is_sized = isinstance(value, (list, tuple, deque, set, dict))
+    return id(value), len(value) if is_sized else 0
 
 
 def is_attribute(place: str) -> bool:

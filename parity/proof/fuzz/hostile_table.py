@@ -1102,7 +1102,8 @@ NO_GOLDENS: list[Any] = [
     {"repeats": "x"}, {"raised": 5}, {"value": {"$lines": 5}}, {"value": {"$set": 5}}, {"value": {"$bytes": 5}},
     {"arguments": {"a": {"$file": "x", "name": "../../x"}}}, {"arguments": {"a": {"$file": "x" * 64, "name": "/etc/x"}}},
     {"arguments": {"a": {"$scratch": "../../x"}}}, {"arguments": {"a": {"$image": "../../../etc/passwd"}}},
-    {"arguments": {"a": {"$bytes": "@@@"}}}, {"arguments": {"a": {"$set": [[{}]]}}}, {"environment": 5},
+    {"arguments": {"a": {"$bytes": "@@@"}}}, {"arguments": {"a": {"$set": [[{}]]}}},
+    {"arguments": {"a": {"$pairs": [[[{}], 1]]}}}, {"environment": 5},
 ]  # fmt: skip
 
 

@@ -184,3 +184,23 @@ def test_queues_sets_and_keys_that_are_no_texts_come_back_as_they_were(
     assert (session_call(tmp_path, read, "Chat.ask", as_list).value == read.value) is (number != 4)
     wrong = KEEPING.replace("self.seen.add(key)", "self.seen.add(text)")
     assert (session_call(tmp_path, read, "Chat.ask", wrong).value == read.value) is (number == 2)
+
+
+def test_what_changes_and_is_not_held_is_named(old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(old.Chat):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.times = [0.0]
+            self.weights = [0.5]
+            self.last = 0.0
+
+        def ask(self, text: str) -> Any:
+            self.times.append(0.5)
+            self.last = len(self.times) / 3
+            return super().ask(text)
+
+    monkeypatch.setattr(old, "Chat", Timed)
+    site = Site("chat", "old_chat:Chat.ask")
+    with Observer(sites=[site], sink=lambda case: None, store=Store(tmp_path / "golden"), seed=None) as observer:
+        old.Chat().ask("a")
+    assert sorted(observer.not_held) == [("chat", "self.last", "float"), ("chat", "self.times", "list")]
