@@ -283,7 +283,7 @@ def is_set(value: Any) -> bool:
 
 def is_pairs(value: Any) -> bool:
     """Whether a list holds keys with a value each."""
-    pairs = value if isinstance(value, list) else [None]
+    pairs: list[Any] = value if isinstance(value, list) else [None]
     return all(isinstance(pair, list) and len(pair) == 2 for pair in pairs) and is_set([pair[0] for pair in pairs])
 
 
