@@ -2821,9 +2821,9 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
 
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 LOGITS_KIT = "transformers.generation.logits_process"
-# A batch is made smaller once no more of it than this goes on. From 1/2 to 7/8 hardly matters:
-# 32 ragged rows of a 25 M model took 6.0 to 6.3 s with either (2026-11-28, one thread).
-FEW_ROWS = 1 / 2
+# A batch is made smaller once no more of it than this goes on. 64 ragged rows of a 25 M model took
+# 10.5 s with 1/2, 8.9 with 2/3, 8.5 with 3/4 and 8.9 with 7/8 (2026-11-29, one thread).
+FEW_ROWS = 3 / 4
 
 
 @dataclass(eq=False, slots=True)
@@ -3117,14 +3117,14 @@ class DecodeLoop:
     The last logits processor chooses each row's token, by the row's own generator; a stopping
     criterion gives it to the row, which knows whether it is over. Once a share of the rows is over,
     the criterion ends the call, and another one continues from the cache of the others. A batch of
-    three rows, whose answers have 2, 4 and 7 tokens:
+    five rows, whose answers have 2, 4, 7, 7 and 7 tokens:
 
-        start     rows = batch = [a, b, c]; input_ids [3, longest prompt]
+        start     rows = batch = [a, b, c, d, e]; input_ids [5, longest prompt]
         generate  step 1: _read the logits, _decide on a token each, push it to its row
-                  step 2: a is over, done(a), rows = [b, c]; its place in the batch runs on
-                  step 4: b is over, done(b), rows = [c]; half or less goes on: the call ends
-        continue  batch = [c]; its row of the cache; input_ids [1, longest prompt + 4]
-        generate  step 7: c is over, done(c), rows = []; the next of `waiting` start
+                  step 2: a is over, done(a), rows = [b, c, d, e]; its place in the batch runs on
+                  step 4: b is over, done(b), rows = [c, d, e]; too few go on: the call ends
+        continue  batch = [c, d, e]; their rows of the cache; input_ids [3, longest prompt + 4]
+        generate  step 7: all are over, rows = []; the next of `waiting` start
 
     rows: those that are not over.   batch: the rows of the running call, in the order of its
     tensors, those that are over among them.   waiting: those that do not run yet.
