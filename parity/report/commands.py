@@ -32,8 +32,9 @@ from parity.judge.worker import output_into
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
-from parity.report.console import case_text, console, numerics_text
+from parity.report.console import case_text, console, numerics_text, parting_text
 from parity.report.files import write_reports
+from parity.report.partings import partings
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
 from parity.report.words import only_old_lines, sentence, steps_to_cause
@@ -358,6 +359,7 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     lines = [f"{outcome.label} on {outcome.backend}: {outcome.verdict} {entry.cause}"]
     lines += [f"  {change}" for change in entry.changes]
     lines.append(f"  {sentence(outcome)}")
+    lines += [parting_text(found, False) for found in partings(outcome)]
     lines.append(f"  and this value alone, {entry.gives}")
     return "\n".join(lines)
 
