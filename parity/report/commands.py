@@ -352,6 +352,8 @@ def run_accept(args: argparse.Namespace) -> int:
     open_ones = [o for o in open_ones if o not in anew]
     for outcome in anew:
         say(f"{outcome.label} on {outcome.backend}: {NOT_HELD}")
+    if not open_ones:
+        return 2
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
         say(would_cover(outcome, entry))
