@@ -398,7 +398,7 @@ def test_markdown_groups_by_cause_and_escapes() -> None:
 
 def test_markdown_shows_where_two_long_prompts_part() -> None:
     old, new = ({"prompt_ids": [1], "output_ids": [], "prompt_text": "x" * 400 + end} for end in ("old", "new"))
-    sides = {"old": {"rows": [old], "value": 1}, "new": {"rows": [new], "value": 1}}
+    sides: dict[str, Any] = {"old": {"rows": [old], "value": 1}, "new": {"rows": [new], "value": 1}}
     digests = Cause("prompt.template", "confirmed", "template.sha256 was ab12, is cd34")
     also = tuple(f"{name}: {'y' * 200} {name}" for name in ("stop.a", "stop.b"))
     said = markdown_summary(Check((Outcome("s", "c", "hf", "DRIFT", cause=digests, also=also, **sides),)))
