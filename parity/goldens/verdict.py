@@ -83,10 +83,7 @@ class Difference:
         if self.words is not None:
             return f"{self.name}{where} was {self.words[0]}, is {self.words[1]}"
         name = self.stage if not self.field else f"{self.stage}.{self.field}"
-        was, now = brief(self.old), brief(self.new)
-        if was == now:
-            place = first_divergence(*(pair := [str(self.old), str(self.new)])) or 0
-            was, now = ("… " + text[max(0, place - 30) :][:60] for text in pair)
+        was, now = excerpts(self.old, self.new)
         return f"{name}{where} was {was}, is {now}"
 
 
@@ -227,6 +224,20 @@ def brief(value: Any, width: int = 60) -> str:
     text = value if isinstance(value, str) else str(value)
     text = repr(text) if isinstance(value, str) else text
     return text if len(text) <= width else f"{text[: width // 2]} … {text[-width // 3 :]}"
+
+
+def excerpts(old: Any, new: Any, width: int = 60) -> tuple[str, str]:
+    """Two values for one line; where one is longer, what both hold around the place where they part."""
+    pair = [repr(value) if isinstance(value, str) else str(value) for value in (old, new)]
+    start = 0
+    if max(map(len, pair)) > width:
+        start = max(0, (first_divergence(*pair) or 0) - width // 2)
+    was, now = (cut(text, start, start + width) for text in pair)
+    return was, now
+
+
+def cut(text: str, start: int, stop: int) -> str:
+    return ("… " if start else "") + text[start:stop] + (" …" if len(text) > stop else "")
 
 
 def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:

@@ -21,8 +21,9 @@ from parity.judge.comparison import Comparison, agreement
 from parity.judge.equal import is_identical
 from parity.judge.hints import hints_of
 from parity.judge.inquiry import Inquiry
-from parity.judge.judge import Findings, judge
+from parity.judge.judge import Findings, judge, value_sentence
 from parity.judge.numerics.samples import Ledgers, Samples
+from parity.judge.row import is_drawn, is_drawn_anew, may_be_sampled, seed_source
 from parity.judge.session import Run
 from parity.judge.site_facts import SiteFacts
 from parity.judge.tools import refuse_edited, tools_of
@@ -38,6 +39,7 @@ class Judge:
 
     engine: gives the engine of the last run, on which logits can be had.
     resample: the new code again, with another seed of the process.
+    explains: call the new code again also where it passes, to see whether it does the same.
     """
 
     store: Store
@@ -47,6 +49,7 @@ class Judge:
     engine: Callable[[], Any] = lambda: None
     resample: Callable[[Case, int], Case] | None = None
     ledgers: Ledgers = dataclasses.field(default_factory=dict)
+    explains: bool = False
     samples: Samples = dataclasses.field(init=False)
     facts: SiteFacts = dataclasses.field(init=False)
 
@@ -62,13 +65,18 @@ class Judge:
         refuse_edited(old, self.store, tools)
         comparison = Comparison(old, new, tools)
         always_asks = self.numerics is not None and self.numerics.always
-        if not more and not always_asks and is_identical(comparison):
+        is_done = not more and not always_asks and not self.explains
+        if is_done and is_identical(comparison):
             return self.made(comparison, "IDENTICAL", seconds)
         old, new = self.facts.alike(old, new)
         comparison = self.facts.weighed(Comparison(old, new, tools), more)
         inquiry = self.inquiry(comparison)
         findings = Findings(inquiry, self.samples, self.numerics, lambda: self.changing(old, new))
         verdict, cause, notes = judge(findings)
+        notes = (*notes, *lost_seeds(comparison))
+        if said := self.other_again(inquiry, verdict):
+            notes = (*notes, said)
+            cause = cause and without_proof(cause, inquiry)
         outcome = self.made(comparison, verdict, seconds)
         also: tuple[str, ...] = ()
         notes = (*notes, *outcome.notes)
@@ -117,6 +125,16 @@ class Judge:
             return None
         return made and loops.of_one_kind(old, made)[1]
 
+    def other_again(self, inquiry: Inquiry, verdict: Verdict) -> str:
+        """What the new code does otherwise when it is called again with the same arguments; "" if
+        nothing, or where it samples. Asked where runs of it are to prove something."""
+        new = inquiry.new
+        is_asked = self.explains or (verdict in ("DRIFT", "LATENT") and bool(inquiry.runs))
+        if not is_asked or may_be_sampled(new):
+            return ""
+        again = inquiry.run({}, ())
+        return "" if again is None else said_of_repeat(Comparison(new, again))
+
     def changing(self, old: Case, new: Case) -> list[str]:
         """Parts of the new value that are others when the new code is run again, if they are all
         that differs."""
@@ -130,6 +148,48 @@ class Judge:
             return []
         same = equal(old.value, unchanged(parts, old.value, new.value))
         return [place_name(part["at"]) for part in parts] if same else []
+
+
+def said_of_repeat(repeat: Comparison) -> str:
+    """repeat: of two calls of the new code."""
+    first, again = repeat.old, repeat.new
+    if repeat.counted:
+        said = repeat.counted[0][1].sentence()
+    elif first.raised != again.raised:
+        said = f"it raised {first.raised}, and raises {again.raised}"
+    elif not repeat.has_as_many_rows:
+        said = f"the model was asked {len(first.rows)} times, and {len(again.rows)} times"
+    elif repeat.has_same_ids and not repeat.has_same_value:
+        said = value_sentence(repeat)
+    else:
+        return ""
+    return (
+        f"called again with the same arguments, the new code does something else: {said}. What it"
+        " keeps from call to call (in its module, a default, a cache) is not put back, so that what"
+        " it gives hangs on the cases that ran before"
+    )
+
+
+def without_proof(cause: Cause, inquiry: Inquiry) -> Cause:
+    """A cause that a run is said to confirm, where another call does as much by itself."""
+    if cause.certainty != "confirmed" or not inquiry.restores(inquiry.run({}, ())):
+        return cause
+    proof = "seen directly; called again, the new code gives the old answer by itself"
+    return dataclasses.replace(cause, certainty="likely", proof=proof)
+
+
+def lost_seeds(comparison: Comparison) -> list[str]:
+    """The seed of a script that samples of the new code do not come from."""
+    for old, new in comparison.pairs:
+        if is_drawn(old) and is_drawn_anew(new) and seed_source(old) == "script":
+            return [SCRIPT_SEEDED]
+    return []
+
+
+SCRIPT_SEEDED = (
+    "the old script seeded the process before it sampled (set_seed, torch.manual_seed), and the"
+    " moved code samples without a seed: each run gives others. Pass each call a seed of its own"
+)
 
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:

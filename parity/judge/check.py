@@ -89,6 +89,7 @@ class Job:
     numerics: bool = False
     is_whole: bool = False
     numerics_seconds: float = FURTHER_SECONDS
+    explains: bool = False
 
 
 def check_sites(
@@ -105,6 +106,7 @@ def check_sites(
     time_limit: float = TIME_LIMIT,
     worker: Worker | None = None,
     jobs: int = 1,
+    explains: bool = False,
 ) -> Check:
     """Every golden that was asked for, on each backend. moved: where recorded functions are now,
     over sites.json.
@@ -112,7 +114,7 @@ def check_sites(
     backends: those of each site's settings where not given.   time_limit: seconds of one case.
     worker: the process that moved code runs in (None: the one that this process keeps).   jobs:
     such processes at a time.   numerics_seconds: that a site may take for tokens beyond its
-    goldens'.
+    goldens'.   explains: call the new code again, to see whether it does the same.
     """
     started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
@@ -126,6 +128,7 @@ def check_sites(
         numerics,
         is_whole=True,
         numerics_seconds=numerics_seconds,
+        explains=explains,
     )
     if progress:
         progress.begin(len(plan.items))
@@ -291,7 +294,11 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
     closed, what was measured."""
     store = Store(job.root)
     pending = Pending.of(
-        store, always=job.numerics, is_whole=job.is_whole, seconds=job.numerics_seconds
+        store,
+        always=job.numerics,
+        is_whole=job.is_whole,
+        explains=job.explains,
+        seconds=job.numerics_seconds,
     )
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
     outcomes: list[Outcome] = []

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case
-from parity.goldens.verdict import STAGES, Cause, Certainty, Difference, Verdict, brief, equal
+from parity.goldens.verdict import (
+    STAGES,
+    Cause,
+    Certainty,
+    Difference,
+    Verdict,
+    brief,
+    equal,
+    excerpts,
+)
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
 from parity.judge.equal import asked_otherwise, is_other_samples, latent_cause
@@ -645,7 +654,8 @@ def of_texts(comparison: Comparison) -> Cause | None:
     name, before, after = found[0]
     certainty: Certainty = "confirmed" if None not in found else "likely"
     proof = "with the new text in the old one's place, the old value becomes the new one"
-    said = f"the text was {brief(before)}, is {brief(after)}"
+    was, now = excerpts(before, after)
+    said = f"the text was {was}, is {now}"
     return named_cause(name, certainty, said, proof)
 
 

@@ -118,6 +118,11 @@ def seed_source(row: Row) -> str | None:
     return found
 
 
+def is_drawn_anew(row: Row) -> bool:
+    """Whether a row is sampled without any seed, not even the process's: each run gives others."""
+    return is_drawn(row) and seed_source(row) is None and not seeds_of(row)
+
+
 def script_seed(row: Row) -> int | None:
     """The seed that a script gave before a row's call, in whose place the recorder gave its own."""
     found: int | None = request_of(row).get("script_seed")

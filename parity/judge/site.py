@@ -56,6 +56,7 @@ class Pending:
         default_factory=dict
     )  # of cases whose seed is another case's, too
     is_whole: bool = False
+    explains: bool = False
 
     @classmethod
     def of(
@@ -64,15 +65,16 @@ class Pending:
         *,
         always: bool = False,
         is_whole: bool = False,
+        explains: bool = False,
         seconds: float = FURTHER_SECONDS,
     ) -> Pending:
-        """always: measure the numerics of every site.   seconds: that a site may take for tokens
-        beyond its goldens'."""
+        """always: measure the numerics of every site.   explains: of `Judge`.   seconds: that a
+        site may take for tokens beyond its goldens'."""
         from parity.judge.numerics.answers import (
             Numerics,  # numpy, which `record` and `list` do without
         )
 
-        return cls(store, Numerics(store, always, seconds), is_whole=is_whole)
+        return cls(store, Numerics(store, always, seconds), is_whole=is_whole, explains=explains)
 
     def settle(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes, their open questions answered, when every engine is closed: first what
@@ -154,6 +156,7 @@ class SiteCheck:
             self.session.engine,
             self.resample,
             self.pending.ledgers,
+            self.pending.explains,
         )
 
     def run(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:

@@ -26,14 +26,16 @@ from parity.goldens.verdict import Change, Check, Outcome, Policy
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.numerics.questions import FURTHER_SECONDS
+from parity.judge.row import is_drawn_anew
 from parity.judge.script import check_script
 from parity.judge.sites import new_function
 from parity.judge.worker import output_into
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
-from parity.report.console import case_text, console, numerics_text
+from parity.report.console import case_text, console, numerics_text, parting_text
 from parity.report.files import write_reports
+from parity.report.partings import partings
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
 from parity.report.words import only_old_lines, sentence, steps_to_cause
@@ -83,7 +85,12 @@ def moved_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def checked(
-    args: argparse.Namespace, store: Store, names: Sequence[str], *, must_exist: bool = False
+    args: argparse.Namespace,
+    store: Store,
+    names: Sequence[str],
+    *,
+    must_exist: bool = False,
+    explains: bool = False,
 ) -> Check:
     """must_exist: whether a name without a golden is a mistake, and not MISSING."""
     policy = Policy(strict=not args.lenient)
@@ -101,6 +108,7 @@ def checked(
             progress=progress,
             time_limit=args.time_limit,
             jobs=args.jobs,
+            explains=explains,
         )
 
 
@@ -290,7 +298,7 @@ def run_explain(args: argparse.Namespace) -> int:
             f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list --cases` shows"
         )
     with engine_output(None) as log:
-        check = checked(args, store, [args.case], must_exist=True)
+        check = checked(args, store, [args.case], must_exist=True, explains=True)
     for outcome in check.outcomes:
         print_verdict(case_text(outcome, asked_with=moved_words(args), colour=colour()))
         print_verdict(chain_text(outcome, store))
@@ -340,6 +348,12 @@ def run_accept(args: argparse.Namespace) -> int:
         print(f"nothing to accept: {found or 'no such case'}")
         return with_log_named(2, log, asked=False)  # usage
     with_log_named(0, log, asked=False)
+    anew = [o for o in open_ones if is_sampled_anew(o)]
+    open_ones = [o for o in open_ones if o not in anew]
+    for outcome in anew:
+        say(f"{outcome.label} on {outcome.backend}: {NOT_HELD}")
+    if not open_ones:
+        return 2
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
         say(would_cover(outcome, entry))
@@ -350,7 +364,17 @@ def run_accept(args: argparse.Namespace) -> int:
         store.accept(entry)
         say(f"accepted {name_of(entry)}, until {until}: {args.reason}")
     say(covered_text(check, open_ones))
-    return 0
+    return 2 if anew else 0
+
+
+NOT_HELD = (
+    "not accepted, for it is sampled without a seed: an acceptance covers one value, and the next"
+    " check samples another. Pass each call a seed, or record the new code"
+)
+
+
+def is_sampled_anew(outcome: Outcome) -> bool:
+    return any(map(is_drawn_anew, (outcome.new or {}).get("rows", ())))
 
 
 def would_cover(outcome: Outcome, entry: Accepted) -> str:
@@ -358,6 +382,7 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     lines = [f"{outcome.label} on {outcome.backend}: {outcome.verdict} {entry.cause}"]
     lines += [f"  {change}" for change in entry.changes]
     lines.append(f"  {sentence(outcome)}")
+    lines += [parting_text(found, False) for found in partings(outcome)]
     lines.append(f"  and this value alone, {entry.gives}")
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from parity.goldens.causes import meaning
 from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Check, Outcome
+from parity.report.partings import partings
 from parity.report.words import (
     accepted_lines,
     capped,
@@ -38,10 +39,15 @@ def markdown_cause(name: str, outcomes: Sequence[Outcome], asked_with: str) -> s
     lines += ["| case | backend | verdict | what |", "|---|---|---|---|"]
     for o in outcomes[:MOST_CASES]:
         cells = [markdown_text(text) for text in (o.label, o.backend, o.verdict, sentence(o))]
-        also = f"; also differs: {markdown_text('; '.join(o.also))}" if o.also else ""
+        also = f"; also differs: {'; '.join(map(markdown_text, o.also))}" if o.also else ""
         lines.append("| " + " | ".join(cells) + also + " |")
     if len(outcomes) > MOST_CASES:
         lines.append(f"\n… and {len(outcomes) - MOST_CASES} more.")
+    shown = [
+        f"{one.what}: was {'▸'.join(one.old)}, is {'▸'.join(one.new)}"
+        for one in partings(outcomes[0])
+    ]
+    lines += ["", *(f"- {markdown_text(f'{outcomes[0].label}, {one}')}" for one in shown)]
     command = explain_command(outcomes[0], asked_with).replace("`", "")
     return "\n".join([*lines, "", f"`{command}`", ""])
 

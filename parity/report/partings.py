@@ -97,6 +97,9 @@ def partings(outcome: Outcome) -> list[Parting]:
         return []
     pairs = pairs_of(outcome)
     found = [parting("value", outcome.old.get("value"), outcome.new.get("value"))]
+    raised = outcome.old.get("raised"), outcome.new.get("raised")
+    if None not in raised:
+        found = [text_parting("exception", *map(str, raised))]
     if outcome.cause is None or stage_of(outcome.cause.name) not in ("value", "decode"):
         rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
         found.insert(0, next(rows, None))

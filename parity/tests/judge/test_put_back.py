@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parity.goldens.causes import TABLE
-from parity.goldens.store import Case, GoldenError
+from parity.goldens.store import Case, GoldenError, Store
 from parity.goldens.verdict import Difference
+from parity.judge.case import Judge
 from parity.judge.inquiry import PutBack
 from parity.judge.replay import Engines, Replay
 from parity.judge.stages.sampling import old_sampling
@@ -133,3 +135,38 @@ def test_together_names_the_fewest_first_suspects_in_few_runs() -> None:
     assert found is not None and found.name == f"sampling.{names[0]}"
     assert found.proof.startswith(f"only {', '.join(names[:6])} together")
     assert len(runs) <= 4, "all of them, and a bisection of the other seven counts"
+
+
+@pytest.mark.parametrize(
+    ("second", "certainty", "is_said"),
+    [(NEW, "confirmed", False), (OLD, "likely", True), (replace(NEW, rows=(*NEW.rows, *NEW.rows)), "confirmed", True)],
+    ids=["does the same", "gives the old answer by itself", "asks more"],
+)
+def test_a_run_proves_nothing_that_another_call_gives_by_itself(
+    second: Case, certainty: str, is_said: bool, tmp_path: Path
+) -> None:
+    """Code that keeps something from call to call."""
+
+    def run(golden: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        return OLD if parts else second
+
+    outcome = Judge(Store(tmp_path), "hf", run).outcome(OLD, NEW)
+    assert str(outcome.cause) == f"sampling.repetition_penalty; {certainty}"
+    assert any("does something else" in note for note in outcome.notes) == is_said, outcome.notes
+
+
+@pytest.mark.parametrize("explains", [False, True])
+def test_explain_calls_code_again_that_passes(explains: bool, tmp_path: Path) -> None:
+    """Alone the case passes, behind another one of its site it may not."""
+    outcome = Judge(Store(tmp_path), "hf", lambda *given: NEW, explains=explains).outcome(OLD, OLD)
+    assert outcome.verdict == "IDENTICAL"
+    said = [note for note in outcome.notes if "sampling.repetition_penalty of row 0 was 1.0, is 1.3" in note]
+    assert len(said) == len(outcome.notes) == explains
+
+
+@pytest.mark.parametrize(("owner", "is_said"), [("script", True), ("nobody", False)])
+def test_a_seed_of_the_script_that_the_moved_code_lost_is_said(owner: str, is_said: bool, tmp_path: Path) -> None:
+    drawn = {**row(), "sampling": settings(temperature=1.0)}
+    seeded = {**drawn, "sampling": {**drawn["sampling"], "seed": {"value": 0, "from": owner}}}
+    outcome = Judge(Store(tmp_path), "hf", lambda *given: None).outcome(case(seeded), case(drawn))
+    assert any("seeded the process" in note for note in outcome.notes) == is_said, outcome.notes

@@ -13,7 +13,8 @@ import pytest
 
 from parity.goldens.store import Store
 from parity.goldens.verdict import Cause, Check, Outcome
-from parity.report.commands import reported
+from parity.report import commands
+from parity.report.commands import reported, run_accept
 
 PLACE = "old.py=app.new file"
 NOTHING_ASKED = dict.fromkeys(("moved", "junit", "markdown", "json", "html", "since"))
@@ -67,3 +68,21 @@ def test_a_check_that_ran_the_recorded_function_itself_says_so_once_for_a_site(
     assert said.count("ONLY THE OLD CODE of answers was run again (old.py:answer)") == is_said
     assert ("--moved old.py=NEW.MODULE" in said) == is_said
     assert page.read_text().count("ONLY THE OLD CODE") == is_said
+
+
+@pytest.mark.parametrize(
+    ("seed", "code"), [(None, 2), ({"value": 7, "from": "caller"}, 0), ({"value": 0, "from": "nobody"}, 0)]
+)
+def test_accept_refuses_a_value_that_no_later_check_gives(
+    seed: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples without a seed are others in each check; those of the process's generator are not."""
+    sampling = {"temperature": {"value": 1.0, "from": "caller"}, **({"seed": seed} if seed else {})}
+    new = {"rows": [{"prompt_ids": [1], "output_ids": [2], "sampling": sampling}], "value": "b"}
+    cause = Cause("sampling.temperature", "likely", "temperature was 1.2, is 1.0")
+    outcome = Outcome("answers", "one", "hf", "DRIFT", cause=cause, old={**new, "value": "a"}, new=new)
+    monkeypatch.setattr(commands, "checked", lambda *given, **how: Check((outcome,)))
+    words = {"withdraw": False, "reason": "cooler", "goldens": tmp_path, "cases": ["answers/*"], "until": None}
+    assert run_accept(argparse.Namespace(**words, dry_run=False)) == code
+    assert len(Store(tmp_path).accepted()) == (code == 0)
+    assert ("Pass each call a seed" in capsys.readouterr().out) == (code == 2)

@@ -396,6 +396,16 @@ def test_markdown_groups_by_cause_and_escapes() -> None:
     assert "<img" not in said and "`code`" not in said and "\x1b" not in said
 
 
+def test_markdown_shows_where_two_long_prompts_part() -> None:
+    old, new = ({"prompt_ids": [1], "output_ids": [], "prompt_text": "x" * 400 + end} for end in ("old", "new"))
+    sides: dict[str, Any] = {"old": {"rows": [old], "value": 1}, "new": {"rows": [new], "value": 1}}
+    digests = Cause("prompt.template", "confirmed", "template.sha256 was ab12, is cd34")
+    also = tuple(f"{name}: {'y' * 200} {name}" for name in ("stop.a", "stop.b"))
+    said = markdown_summary(Check((Outcome("s", "c", "hf", "DRIFT", cause=digests, also=also, **sides),)))
+    assert "▸old, is …" in said and "▸new" in said
+    assert "y stop.a; stop.b: y" in said and "y stop.b |" in said, "nothing is cut out of what else differs"
+
+
 def test_markdown_is_capped() -> None:
     long = [
         dataclasses.replace(babbler(f"c{k}"), cause=Cause("stop.end_ids", "likely", "x" * 90_000)) for k in range(500)
