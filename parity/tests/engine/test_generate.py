@@ -722,7 +722,9 @@ class OwnConfig(Qwen3Config):
 def test_code_of_a_checkpoint_runs_only_where_it_is_trusted(
     edited: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for module in list(sys.modules.values()):  # transformers, and Intel's extension, which vLLM 0.11 imports
+        if "HF_MODULES_CACHE" in vars(module):
+            monkeypatch.setattr(module, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setenv("HAS_RUN", str(tmp_path / "has_run"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     own = {"model_type": "own", "auto_map": {"AutoConfig": "own_code.OwnConfig"}}
