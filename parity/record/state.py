@@ -28,11 +28,11 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 MOST = 20_000  # values in one place; a larger one is a data set, no state of a conversation
-NOTHING = [[]]  # the shape of a place that is not there
 RETURNED = "returned"  # the key of what the function itself gave, beside what it left
 SELF = "self."
 
 Shape = list[Any]
+NOTHING: Shape = [[]]  # the shape of a place that is not there
 Outline = tuple[int, int]  # identity and length: tells most changes of what is no state
 
 
