@@ -22,6 +22,7 @@ from parity.judge.equal import is_identical
 from parity.judge.hints import hints_of
 from parity.judge.inquiry import Inquiry
 from parity.judge.judge import Findings, judge, value_sentence
+from parity.judge.numerics.questions import could_not
 from parity.judge.numerics.samples import Ledgers, Samples
 from parity.judge.row import is_drawn, is_drawn_anew, may_be_sampled, seed_source
 from parity.judge.session import Run
@@ -77,6 +78,9 @@ class Judge:
         if said := self.other_again(inquiry, verdict):
             notes = (*notes, said)
             cause = cause and without_proof(cause, inquiry)
+        kept = [place for place in lost_places(old, new) if old.state.get(place)]
+        if verdict == "DRIFT" and kept:
+            verdict, cause, _ = could_not(KEPT_ELSEWHERE.format(", ".join(kept)))
         outcome = self.made(comparison, verdict, seconds)
         also: tuple[str, ...] = ()
         notes = (*notes, *outcome.notes)
@@ -95,10 +99,9 @@ class Judge:
         if old.changing:
             parts = ", ".join(place_name(part["at"]) for part in old.changing)
             notes = (f"not compared, for the old code gives another one each time: {parts}",)
-        lost = [place for place in old.left if place not in new.left]
-        if lost and new.raised is None:
+        if lost := lost_places(old, new):
             names = ", ".join(lost)
-            notes = (*notes, f"not compared, for the moved object has no such attribute: {names}")
+            notes = (*notes, f"not compared, for the moved code sets no such attribute: {names}")
         return Outcome(
             old.site,
             old.case,
@@ -190,6 +193,17 @@ SCRIPT_SEEDED = (
     "the old script seeded the process before it sampled (set_seed, torch.manual_seed), and the"
     " moved code samples without a seed: each run gives others. Pass each call a seed of its own"
 )
+
+
+KEPT_ELSEWHERE = (
+    "the old code kept {} from call to call, and the moved object has no such attribute in which it"
+    " could be put back: give it this name, or check the script as a whole: `check -- python ...`"
+)
+
+
+def lost_places(old: Case, new: Case) -> list[str]:
+    """Where the old call left something, and the moved code has no such place."""
+    return [place for place in old.left if place not in new.left and new.raised is None]
 
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:

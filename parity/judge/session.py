@@ -22,7 +22,7 @@ from parity.judge.sites import NotThere, raise_not_there, steps_of_absent
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
-from parity.record.state import put_back
+from parity.record.state import AsMade
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None
@@ -89,6 +89,7 @@ class Session:
         self.factories = factories or {}
         self.load_factory = load_factory or loaded
         self.objects: dict[str, Any] = {}
+        self.receivers: dict[int, AsMade] = {}
         self.engines = Engines()
         self.found: list[Case] = []
         self.folder = tempfile.TemporaryDirectory(prefix="parity-")
@@ -124,6 +125,7 @@ class Session:
         for name in own_modules():
             del sys.modules[name]
         self.objects.clear()
+        self.receivers.clear()
         gc.collect()
         if len(self.observer.opened) > MOST_ENGINES:
             self.close_engines()
@@ -153,7 +155,8 @@ class Session:
         moved = moved_classes(old, function)
         given = self.given(old, called, moved)
         state = self.store.restore(dict(old.state), Path(self.folder.name) / "files", moved)
-        put_back(given.get("self"), state)
+        receiver = self.as_made(given.get("self"))
+        self.observer.lent = receiver.become(state, old.left)
         self.observer.left = old.left
         args, kwargs = spread(called, given)
         self.found.clear()
@@ -223,6 +226,12 @@ class Session:
                     f"{factory}, which sites.json names for an argument, failed: {said}"
                 ) from error
         return self.objects[factory]
+
+    def as_made(self, receiver: Any) -> AsMade:
+        """The object of a method, with what it was before its first call here."""
+        if id(receiver) not in self.receivers:
+            self.receivers[id(receiver)] = AsMade(receiver)
+        return self.receivers[id(receiver)]
 
     def resample(self, run: Run, old: Case, seed: int) -> Case:
         """The call with another seed of the process."""

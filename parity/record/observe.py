@@ -45,7 +45,7 @@ from parity.record.patching import (
 )
 from parity.record.rows import string_lists
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
-from parity.record.state import RETURNED, FirstSeen, Held
+from parity.record.state import RETURNED, Held, Shape
 from parity.record.taps import (
     decisions,
     gen_engine,
@@ -127,7 +127,8 @@ class Observer(Listener):
         )
         # Places that a call is asked for (None: those that it changes).
         self.left: Sequence[str] | None = None
-        self.first_seen = FirstSeen()
+        self.lent = frozenset[str]()  # places of the object that a replay put there
+        self.first_seen = dict[type, dict[str, Shape | None]]()
         # (site, place, type) of what calls change and no golden holds.
         self.not_held = set[tuple[str, str, str]]()
         self.patches = Patches()
@@ -343,7 +344,7 @@ def keep_arguments(call: Call, invocation: Invocation, observer: Observer) -> No
             call.arguments[name] = object_name(value)
         elif name != "cls" or not inspect.isclass(value):
             call.arguments[name] = keeper.keep(value)
-    call.held = Held.of(given, observer.first_seen, keeper.keep)
+    call.held = Held.of(given, observer.first_seen, keeper.keep, observer.lent)
     call.defaults = stop_defaults(invocation.original, given)
     call.files = keeper.files
 

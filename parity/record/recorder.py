@@ -420,10 +420,11 @@ def is_known(store: Store, case: Case, overwrite: bool) -> bool:
 
 def says_more(store: Store, case: Case) -> bool:
     """Whether a recording says what its golden does not: where files lay, defaults, which source
-    gives the same by now."""
+    gives the same by now, what an object held."""
     old = fields_of(store.read(case.site, case.case))
     new = fields_of(case)
-    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults", "source"))
+    names = ("arguments", "defaults", "source", "state", "left")
+    return any(old.get(name) != new.get(name) for name in names)
 
 
 def fields_of(case: Case) -> dict[str, Any]:

@@ -2,44 +2,51 @@
 
 A chat class keeps its conversation in `self`: what a call gives depends on the calls before it,
 and what it leaves there is a part of what it gives. A golden holds both: `state` is what those
-attributes were that change from call to call, and the value of a call that leaves something is
-{"returned": ..., "self.history": ...}.
+attributes were that are others than at the first call of any object of its class, or that the call
+changes, and the value of a call that leaves something is {"returned": ..., "self.history": ...}.
 
     before = Held.of(given, first)     before the call
-    before.state()                     place -> what was there, of an attribute that changes
-    before.left(value, asked=None)     place -> what is there now
+    before.state(changed)              place -> what was there
+    before.left(changed)               place -> what is there now; None where it is gone
     before.not_held()                  place -> its type, of what changed and is no state
 
 Places are "self.history", or an argument's name. State is made of texts, whole numbers, images and
-lists, sets, queues, mappings and dataclasses of them. What holds anything else, such as a tensor or
-a time, is none: it is neither put back nor compared.
+lists, queues, mappings, sets and dataclasses of them. What holds anything else, such as a tensor or
+a time, is none: it is neither put back nor compared. Arguments may hold numbers with fractions,
+too: scores, which a call writes into rows.
+
+A check has one object for all runs, which `AsMade` makes what it was before each of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 MOST = 20_000  # values in one place; a larger one is a data set, no state of a conversation
 RETURNED = "returned"  # the key of what the function itself gave, beside what it left
+SELF = "self."
 
 Shape = list[Any]
+NOTHING: Shape = [[]]  # the shape of a place that is not there
 Outline = tuple[int, int]  # identity and length: tells most changes of what is no state
 
 
-def shape_of(value: Any) -> Shape | None:
-    """Equal for equal states; None for what is no state. Images are told apart by identity."""
+def shape_of(value: Any, has_fractions: bool = False) -> Shape | None:
+    """Equal for equal states; None for what is no state. Images are told apart by identity.
+    has_fractions: whether it may hold numbers with fractions."""
     found = Shape()
     rest = [value]
+    kinds = (str, bool, int, float) if has_fractions else (str, bool, int)
     while rest:
         one = rest.pop()
         if len(found) > MOST:
             return None
-        if one is None or isinstance(one, (str, bool, int)):
+        if one is None or isinstance(one, kinds):
             found.append(one)
         elif (inner := content_of(one)) is not None:
             found += [type(one), len(inner)]
@@ -52,7 +59,7 @@ def shape_of(value: Any) -> Shape | None:
 
 
 def content_of(value: Any) -> list[Any] | None:
-    """What a list, a set, a mapping or a dataclass holds; None for anything else."""
+    """What a list, a mapping, a set or a dataclass holds; None for anything else."""
     if isinstance(value, Mapping):
         return [inner for entry in value.items() for inner in entry]
     if isinstance(value, (list, tuple, deque)):
@@ -77,24 +84,11 @@ def containers_in(value: Any) -> Iterator[int]:
             rest += inner
 
 
-class FirstSeen:
-    """Shapes of the attributes of objects, as a first call found them."""
-
-    def __init__(self) -> None:
-        self._kept = dict[int, tuple[weakref.ref[Any], dict[str, Shape | None]]]()
-
-    def of(self, value: Any, shapes: dict[str, Shape | None]) -> dict[str, Shape | None]:
-        """Those of this object; these ones, where it was not seen before."""
-        kept = self._kept.get(id(value))
-        if kept is None or kept[0]() is not value:
-            kept = weakref.ref(value), shapes
-            self._kept[id(value)] = kept
-        return kept[1]
-
-
 @dataclass(slots=True)
 class Held:
-    """What a call finds. arguments: its lists and mappings.   kept: attributes of its object."""
+    """What a call finds. arguments: its lists and mappings.   first: the shapes that attributes had
+    at the first call of its class.   kept: attributes of its object.   lent: places that the object
+    has from `AsMade.become` alone."""
 
     receiver: Any = None
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -102,40 +96,52 @@ class Held:
     first: Mapping[str, Shape | None] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     outlines: dict[str, Outline] = field(default_factory=dict)
+    lent: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], first: FirstSeen, keep: Callable[[Any], Any]) -> Held:
-        """given: the arguments of a call by name.   keep: makes plain data of a value."""
-        held = cls(given.get("self"))
+    def of(
+        cls,
+        given: Mapping[str, Any],
+        first: dict[type, dict[str, Shape | None]],
+        keep: Callable[[Any], Any],
+        lent: frozenset[str] = frozenset(),
+    ) -> Held:
+        """given: the arguments of a call by name.   first: class -> shapes of its attributes, which
+        this call adds where there are none.   keep: makes plain data of a value."""
+        held = cls(given.get("self"), lent=lent)
         held.arguments = {
             name: value for name, value in given.items() if isinstance(value, (list, dict))
         }
-        held.shapes = {place: shape_of(value) for place, value in held.places()}
-        own = {place: shape for place, shape in held.shapes.items() if is_attribute(place)}
-        none = {place for place, shape in own.items() if shape is None}
-        held.outlines = {place: outline_of(v) for place, v in held.places() if place in none}
-        if own:
-            held.first = first.of(held.receiver, own)
         values = dict(held.places())
+        held.shapes = {place: held.shape_at(place, value) for place, value in values.items()}
+        own = {place: shape for place, shape in held.shapes.items() if place.startswith(SELF)}
+        held.first = first.setdefault(type(held.receiver), own)
         held.kept = {place: keep(values[place]) for place in own if own[place] is not None}
+        none = [place for place in own if own[place] is None]
+        held.outlines = {place: outline_of(values[place]) for place in none}
         return held
 
     def places(self) -> Iterator[tuple[str, Any]]:
         """(place, value) of all that may be state."""
         yield from self.arguments.items()
         for name, value in attributes_of(self.receiver).items():
-            yield f"self.{name}", value
+            yield SELF + name, value
+
+    def shape_at(self, place: str, value: Any) -> Shape | None:
+        return shape_of(value, has_fractions=place in self.arguments)
 
     def changed(self, returned: Any) -> list[str]:
-        """Places where the call left something else, and does not return it."""
-        found = []
+        """Places that hold something else behind the call, all of which it does not return; that it
+        made, or took away."""
+        values = dict(self.places())
         given_back = set(containers_in(returned))
-        for place, value in self.places():
-            before = self.shapes.get(place)
-            after = shape_of(value)
-            own = {id(value), *map(id, content_of(value) or ())}
+        gone = self.shapes.keys() - values.keys()
+        found = [place for place in gone if self.shapes[place] is not None]
+        for place, value in values.items():
+            before = self.shapes.get(place, NOTHING)
+            after = self.shape_at(place, value)
             is_other = before is not None and after is not None and before != after
-            if is_other and given_back.isdisjoint(own):
+            if is_other and not is_given_back(value, given_back):
                 found.append(place)
         return sorted(found)
 
@@ -146,9 +152,16 @@ class Held:
         return {place: self.kept[place] for place in sorted(apart)}
 
     def left(self, wanted: Iterable[str]) -> dict[str, Any]:
-        """What is in these places now, as far as they are there."""
+        """What is in these places now. Not of places that the object never had, nor of one that was
+        lent to it and left as it was: its class has no such attribute."""
         values = dict(self.places())
-        return {place: values[place] for place in wanted if place in values}
+        found = {}
+        for place in wanted:
+            is_own = place in self.shapes and place not in self.lent
+            now = shape_of(values[place]) if place in values else NOTHING
+            if is_own or self.shapes.get(place, NOTHING) != now:
+                found[place] = values.get(place)
+        return found
 
     def not_held(self) -> dict[str, str]:
         """Types of the attributes that this call changed, and no golden holds."""
@@ -164,33 +177,79 @@ def outline_of(value: Any) -> Outline:
     return id(value), len(value) if is_sized else 0
 
 
-def is_attribute(place: str) -> bool:
-    return place.startswith("self.")
+def is_given_back(value: Any, given_back: set[int]) -> bool:
+    """Whether a value, or each of the parts that it is made of, is among what a call returns."""
+    parts = [part for part in content_of(value) or () if content_of(part) is not None]
+    are_given_back = bool(parts) and given_back.issuperset(map(id, parts))
+    return id(value) in given_back or are_given_back
 
 
 def attributes_of(receiver: Any) -> dict[str, Any]:
     """Of an object of the observed code; a model's are no state of a conversation."""
-    is_model = receiver is None or hasattr(receiver, "named_parameters")
-    return {} if is_model else dict(getattr(receiver, "__dict__", {}))
+    if receiver is None or hasattr(receiver, "named_parameters"):
+        return {}
+    found = dict(getattr(receiver, "__dict__", {}))
+    for kind in type(receiver).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(receiver, name):
+                found[name] = getattr(receiver, name)
+    return found
 
 
-def put_back(receiver: Any, state: Mapping[str, Any]) -> None:
-    """Let the attributes of an object be what they were, those that it has."""
-    has = attributes_of(receiver)
-    for place, value in state.items():
-        name = place.partition(".")[2]
-        if name in has:
-            setattr(receiver, name, filled(has[name], value))
+class AsMade:
+    """An object as its factory made it: its names, and the content of its containers, which stay
+    the same ones, since other objects may share them."""
+
+    def __init__(self, receiver: Any) -> None:
+        self.receiver = receiver
+        self.names = set(attributes_of(receiver))
+        self.values = {
+            name: (value, copy.deepcopy(value))
+            for name, value in attributes_of(receiver).items()
+            if shape_of(value) is not None
+        }
+        self.ours = set[str]()  # names that a golden had us set
+
+    def become(self, state: Mapping[str, Any], left: Sequence[str] = ()) -> frozenset[str]:
+        """Let the object be what it was when a case was recorded; returns the places that it has
+        from here alone. Texts and numbers that no golden names stay: they may say that a model is
+        loaded.   left: places that the call left something in; those without a state it made."""
+        wanted = {place.removeprefix(SELF): value for place, value in state.items()}
+        made = {place.removeprefix(SELF) for place in left} - wanted.keys()
+        self.ours |= wanted.keys()
+        for name, now in attributes_of(self.receiver).items():
+            is_new = name not in self.names and shape_of(now) is not None
+            if is_new and (name in self.ours | made or content_of(now) is not None):
+                object.__delattr__(self.receiver, name)
+        # What it keeps under another name is what the calls before this one left, or is lost.
+        has_other_names = any(wanted[name] for name in wanted.keys() - self.names)
+        for name, (value, content) in self.values.items():
+            now = attributes_of(self.receiver).get(name, NOTHING)
+            is_container = content_of(content) is not None and not has_other_names
+            is_free = is_container or name in self.ours or now is NOTHING
+            if name in wanted or (is_free and shape_of(now) is not None):
+                self.set(name, filled(value, wanted.pop(name, content)))
+        lent = set()
+        for name, value in wanted.items():
+            if callable(getattr(type(self.receiver), name, None)):
+                continue  # a method of this name, now
+            with contextlib.suppress(AttributeError):  # a class of fixed slots, or a property
+                self.set(name, value)
+                lent.add(SELF + name)
+        return frozenset(lent - {SELF + name for name in self.names})
+
+    def set(self, name: str, value: Any) -> None:
+        object.__setattr__(self.receiver, name, value)
 
 
-def filled(own: Any, value: Any) -> Any:
-    """What was held, in a container of the kind that the object has, such as a queue."""
-    is_row = isinstance(own, (list, deque)) and isinstance(value, list)
-    if not is_row and not any(
-        isinstance(own, kind) and isinstance(value, kind) for kind in (dict, set)
-    ):
-        return value
-    made = copy.copy(own)  # keeps a length, or a default
-    made.clear()
-    (made.extend if is_row else made.update)(value)
-    return made
+def filled(container: Any, content: Any) -> Any:
+    """The container with this content; a copy of the content, where it is of another kind."""
+    content = copy.deepcopy(content)
+    is_row = isinstance(container, (list, deque)) and isinstance(content, (list, deque))
+    if is_row or any(isinstance(container, k) and isinstance(content, k) for k in (dict, set)):
+        container.clear()
+        (container.extend if is_row else container.update)(content)
+        return container
+    is_tuple = type(container) is tuple and isinstance(content, list)
+    return tuple(content) if is_tuple else content
