@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
@@ -68,6 +68,7 @@ class Loader:
 
     def statement(self, statement: cst.CSTNode, scope: Scope) -> bool:
         if isinstance(statement, cst.If):
+            scope = replace(scope, branches=scope.branches + 1)
             inside = self.walk(statement.body.body, scope)
             other = statement.orelse
             if isinstance(other, cst.If):

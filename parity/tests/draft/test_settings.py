@@ -267,3 +267,48 @@ def test_draft_of_keywords_of_run_time_whose_rows_end_at_different_ids_is_refuse
     code += "out = model.generate(**inputs, **words)" + decoded("inputs.input_ids.shape[1]")
     draft = body(code, parameters="question, budget=5", rows=ends, question="x")
     assert not draft.is_moved and "end at different ids" in draft.todos[0].text
+
+
+HELPER = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+    PRESET = {"do_sample": False, "max_new_tokens": 9PRESET}
+
+    def answer(question, **kwargs):
+        inputs = tok(question, return_tensors="pt")
+        CODE
+        return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+    def ask(question):
+        return answer(question, max_new_tokens=7)
+"""
+PLAIN = "out = model.generate(**inputs, do_sample=False, **kwargs)"
+MERGED = "said = {**PRESET, **kwargs}\n        out = model.generate(**inputs, **said)"
+
+
+@pytest.mark.parametrize("code", [PLAIN, MERGED])
+@pytest.mark.parametrize("preset", ["", ', "use_cache": True', ', "early_stopping": True, "num_beams": 1'])
+def test_draft_of_a_helper_gives_on_the_keywords_of_each_caller(code: str, preset: str) -> None:
+    source = HELPER.replace("CODE", code).replace("9PRESET", "9" + preset)
+    draft = draft_of(source, seen(rows=[row(penalty=1.05)], question="x"))
+    value, engine = run(draft, "ask", "Why?")
+    assert value == "ANSWER" and not draft.todos
+    assert engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 7, "repetition_penalty": 1.05})]
+
+
+@pytest.mark.parametrize("word", ["num_beams", "bad_words_ids", "assistant_model"])
+def test_draft_says_which_keyword_of_a_mapping_has_no_option(word: str) -> None:
+    source = HELPER.replace("CODE", MERGED).replace("9PRESET", f'9, "{word}": tok.other')
+    draft = draft_of(source, seen(question="x"))
+    assert [f"may hold {word}" in todo.text for todo in draft.todos] == [True]
+    with pytest.raises(ValueError, match=f"no option {word}"):
+        run(draft_of(source.replace("tok.other", "4"), seen(question="x")), "ask", "Why?")
+
+
+def test_draft_of_a_mapping_that_the_goldens_saw_with_beams_is_refused() -> None:
+    beams = {**row(), "sampling": {**row()["sampling"], "num_beams": {"value": 3, "from": "caller"}}}
+    source = HELPER.replace("CODE", MERGED).replace("9PRESET", '9, "num_beams": 3')
+    draft = draft_of(source, seen(rows=[beams], question="x"))
+    assert not draft.is_moved and "num_beams was 3" in draft.todos[0].text
+    assert "# TODO parity: " in draft.code
