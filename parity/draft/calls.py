@@ -20,7 +20,7 @@ from parity.draft.loads import (
     transformers_load,
     vllm_load,
 )
-from parity.draft.observed import Observed
+from parity.draft.observed import SCORED, Observed
 from parity.draft.roles import (
     Unsure,
     Value,
@@ -292,7 +292,7 @@ class Calls(Expressions):
         return self.loaded(load, "pipeline", scope)
 
     def made_params(self, node: cst.Call, scope: Scope) -> Value:
-        said = self.plain_all(arguments(node, ("n",)), scope)
+        said = self.plain_all(self.seen_words(node, ("n",), scope), scope)
         options = sampling_params(said)
         details = {} if options.samples is None else {"samples": options.samples}
         return Value(options.as_dict(), "settings", "sampling_params", details=details)
@@ -423,19 +423,8 @@ class Calls(Expressions):
             return self.tokenized(base, node, scope)
         if base.kind == "pipeline":
             return self.piped(base, node, scope)
-        if any(row.get("loop") for row in self.seen.rows):
-            what = f"`{code_of(node)}` is a step of a loop that chooses each token by itself"
-            possible = (
-                "write it as generate_text_batch with max_new_tokens, temperature, top_k as the loop "
-                'has them, and "stop": {"token_ids": [...], "ignore_eos": True} for its ends; '
-                "nothing of generation_config.json reaches a loop"
-            )
-            raise Unsure(what, "how it chooses is code that is not translated", possible)
         what = f"`{code_of(node)}` reads the model's logits"
-        possible = (
-            "engine.score_batch([(prompt, answer)]) for the log-probability of given answers, "
-            "companions/decisions.py for the probability of named ones; else engine.bare()"
-        )
+        possible = self.seen.instead or f"{SCORED}; else engine.bare()"
         raise Unsure(what, "a distribution is no text", possible)
 
     # == Templates ==
@@ -852,11 +841,7 @@ class Calls(Expressions):
         self, node: cst.Call, scope: Scope
     ) -> tuple[Value, dict[str, cst.BaseExpression]]:
         """The requests of a call of generate, and its other keywords."""
-        words = [arg for arg in node.args if arg.star != "**"]
-        said = arguments(node.with_changes(args=words), ("inputs", "generation_config"))
-        for arg in node.args:
-            if arg.star == "**":
-                said |= self.mapping_words(arg.value, scope)
+        said = self.all_words(node, ("inputs", "generation_config"), scope)
         given = [said.pop(name) for name in ("input_ids", "inputs") if name in said]
         for name in BESIDE_IDS:
             said.pop(name, None)
@@ -864,6 +849,27 @@ class Calls(Expressions):
         if requests is None or requests.role not in ("inputs", "ids"):
             raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
         return requests, said
+
+    def all_words(
+        self, node: cst.Call, names: Sequence[str], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """Arguments by name, those of mappings, too; `**x` of one that run time makes."""
+        words = [arg for arg in node.args if arg.star != "**"]
+        said = arguments(node.with_changes(args=words), names)
+        for arg in node.args:
+            if arg.star == "**":
+                said |= self.mapping_words(arg.value, scope)
+        return said
+
+    def seen_words(
+        self, node: cst.Call, names: Sequence[str], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """The same, of a call whose keywords must be known."""
+        said = self.all_words(node, names, scope)
+        for name in said:
+            if name.startswith("**"):
+                raise Unsure(f"`{code_of(node)}`", f"what `{name}` holds is not seen here")
+        return said
 
     def mapping_words(
         self, node: cst.BaseExpression, scope: Scope
@@ -1147,14 +1153,7 @@ class Calls(Expressions):
     # == Pipelines ==
 
     def piped(self, base: Value, node: cst.Call, scope: Scope) -> Value:
-        words = [arg for arg in node.args if arg.star != "**"]
-        stars = [arg.value for arg in node.args if arg.star == "**"]
-        said = arguments(node.with_changes(args=words), ("text_inputs",))
-        for star in stars:
-            said |= self.mapping_words(star, scope)
-        for name in said:
-            if name.startswith("**"):
-                raise Unsure(f"`{name}`", "which keywords it holds at a call is not seen here")
+        said = self.seen_words(node, ("text_inputs",), scope)
         if "input_ids" in said:
             raise Unsure(f"`{code_of(node)}`", MISSING)
         given = said.pop("text_inputs")

@@ -149,6 +149,7 @@ class ModuleDraft(Statements):
     def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
         is_there = statement in self.places  # a line of `if x: y` has no place of its own
         if is_there and not getattr(error, "is_marked", False):
+            error.possible = error.possible or self.seen.instead
             self.todo_at.setdefault(id(statement), error.text)
             error.is_marked = True  # type: ignore[attr-defined]
 
@@ -654,10 +655,11 @@ class ModuleDraft(Statements):
 
     def as_loader(self, name: str, known: Function) -> bool:
         """A function that only loads: its whole body becomes one cached `load`."""
-        left = list(self.left)
+        left, loads = list(self.left), list(self.loads)
         found = parts.Loader(self, known.node).found(Scope(name, outer=self.loader_scope(known)))
         if found is None:
-            self.left = left
+            self.left, self.loads = left, loads
+            self.taken.pop(name, None)
             return False
         value, kept = found
         known.returned = replace(value, node=None, name="")
@@ -686,12 +688,15 @@ class ModuleDraft(Statements):
     def settings_of(
         self, node: cst.BaseExpression, scope: Scope
     ) -> dict[str, cst.BaseExpression]:
-        """Keywords that a variable holds: of a mapping that is written once and never changed. Any
-        other one is known at run time only."""
+        """Keywords that a variable holds: of a mapping that is written once and never changed, in
+        the function, or of constants in the module. Any other one is known at run time only."""
         known = self.functions.get(scope.function)
         found = None
         if known is not None and isinstance(node, cst.Name):
             found = parts.single_mapping(known.node, node.value)
+        if found is None and isinstance(node, cst.Name):
+            found = parts.single_mapping(self.module, node.value)
+            found = found if constant(found) is not NotImplemented else None
         if found is None:
             return {f"**{code_of(node)}": node}
         self.generated_names.add(code_of(node))

@@ -29,6 +29,15 @@ NEUTRAL = {
 
 
 CONFIG = "GenerationConfig"
+LOOPED = (
+    "a loop that chooses each token is generate_text_batch with max_new_tokens, temperature, top_k as"
+    ' it has them, and "stop": {"token_ids": [...], "ignore_eos": True} for where it ends; nothing of'
+    " generation_config.json reaches a loop"
+)
+SCORED = (
+    "engine.score_batch([(prompt, answer)]) for the log-probability of given answers, "
+    "companions/decisions.py for the probability of named ones"
+)
 PROBE = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "b"},
@@ -102,6 +111,13 @@ class Observed:
         given = [case.arguments for case in self.cases]
         inner = [one for all_of in given for one in all_of.values() if isinstance(one, Mapping)]
         return {word for mapping in (*given, *inner) for word in mapping}
+
+    @property
+    def instead(self) -> str:
+        """What stands in place of code that calls the model by itself, and not its generate."""
+        if any(row.get("loop") for row in self.rows):
+            return LOOPED
+        return SCORED if any(row.get("scored") for row in self.rows) else ""
 
     def argument_kind(self, name: str) -> str:
         """ "text" or "list" where each recorded value of a parameter was one."""

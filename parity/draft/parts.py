@@ -550,7 +550,7 @@ def defaults_of(node: cst.FunctionDef) -> dict[str, cst.BaseExpression]:
     return {one.name.value: one.default for one in every if one.default is not None}
 
 
-def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:
+def single_mapping(function: cst.CSTNode, name: str) -> cst.Dict | None:
     """The mapping that a variable holds, where it is assigned once and nothing changes it."""
     assigned: list[cst.BaseExpression] = []
     mentions = 0

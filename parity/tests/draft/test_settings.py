@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -312,3 +313,43 @@ def test_draft_of_a_mapping_that_the_goldens_saw_with_beams_is_refused() -> None
     draft = draft_of(source, seen(rows=[beams], question="x"))
     assert not draft.is_moved and "num_beams was 3" in draft.todos[0].text
     assert "# TODO parity: " in draft.code
+
+
+CONSTANTS = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+    from vllm import LLM, SamplingParams
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+    pipe = pipeline("text-generation", model="m")
+    llm = LLM("m")
+    GREEDY = dict(max_new_tokens=7, do_sample=False)
+    PARAMS = {"max_tokens": 7, "temperature": 0, "stop": ["x"]}
+    ELSEWHERE
+
+    def answer(question):
+        CODE
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        (PROMPT + f"out = model.generate(**inputs, **GREEDY){decoded('inputs.input_ids.shape[1]')}", {}),
+        ("return pipe(question, return_full_text=False, **GREEDY)[0]['generated_text']", {}),
+        ("return llm.generate([question], SamplingParams(**PARAMS))[0].outputs[0].text",
+         {"temperature": 0, "stop": {"strings": ["x"]}}),
+    ],
+)  # fmt: skip
+def test_draft_of_constants_in_a_mapping_has_them_in_its_options(code: str, options: dict[str, object]) -> None:
+    source = textwrap.dedent(CONSTANTS).replace("CODE", textwrap.indent(code, "    ").strip())
+    draft = draft_of(source.replace("ELSEWHERE", ""), seen(question="x"))
+    value, engine = run(draft, "answer", "Why?")
+    assert value == "ANSWER" and engine.calls[0][1] == {"max_new_tokens": 7, **options}
+    assert "generation_options" not in draft.code and not draft.todos
+
+
+def test_draft_of_a_mapping_that_something_changes_reads_none_of_it() -> None:
+    code = "return llm.generate([question], SamplingParams(**PARAMS))[0].outputs[0].text"
+    source = textwrap.dedent(CONSTANTS).replace("CODE", code).replace("ELSEWHERE", "PARAMS['n'] = 2")
+    draft = draft_of(source, seen(question="x"))
+    assert not draft.is_moved and "what `**PARAMS` holds is not seen here" in draft.todos[0].text
