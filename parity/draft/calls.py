@@ -117,9 +117,7 @@ class Calls(Expressions):
     def variable(self, wanted: str, scope: Scope) -> str:
         raise NotImplementedError
 
-    def settings_of(
-        self, node: cst.BaseExpression, scope: Scope
-    ) -> dict[str, cst.BaseExpression]:
+    def settings_of(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
         raise NotImplementedError
 
     def note(self, text: str) -> None:
@@ -398,16 +396,14 @@ class Calls(Expressions):
 
     def moved_model(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value:
         """A device is left to `load`, a dtype is told it."""
-        casts = [DTYPE_CALLS[name]] if name in DTYPE_CALLS else []
+        casts: list[cst.BaseExpression] = [DTYPE_CALLS[name]] if name in DTYPE_CALLS else []
         casts += [arg.value for place, arg in enumerate(node.args) if is_dtype(arg, place)]
         others = [code_of(arg) for place, arg in enumerate(node.args) if not is_dtype(arg, place)]
         if name in PLACES and (others or not casts):
             self.left.append(f".{name}({', '.join(text.strip(', ') for text in others)})")
         return self.cast(base, node, casts[0], scope) if casts else base
 
-    def cast(
-        self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope
-    ) -> Value:
+    def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
         raise NotImplementedError
 
     def called_value(self, node: cst.Call, scope: Scope) -> Value | None:
@@ -714,7 +710,7 @@ class Calls(Expressions):
         options = self.generate_options(said, requests, scope)
         self.add_seed(options, scope)
         verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
-        if wants_scores and self.reads_scores(scope):
+        if (wants_scores or options.whole is not None) and self.reads_scores(scope):
             self.add_logprobs(options)
         made = self.call_of(base.node, verb, requests.node, options.as_dict(), scope)
         made = self.all_samples(made, options, requests.is_single)
@@ -777,6 +773,8 @@ class Calls(Expressions):
                 "they are those after penalties and temperature, the engine's are the model's own",
                 "logprobs of an unpenalised greedy call; or companions/rollout.py: processed",
             )
+        if options.whole is not None:
+            options.whole = parse('{**{o}, "logprobs": 0}', o=options.whole)
         options.add("logprobs", literal(0))
 
     def transition_scores(self, base: Value, node: cst.Call, scope: Scope) -> Value:

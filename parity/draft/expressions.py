@@ -218,6 +218,8 @@ class Expressions:
             return self.tensor_of(base, name)
         if base.role in ("ids", "ids_row", "mask") and name in ("shape", "device", "size"):
             return replace(base, role="shape")
+        if base.role == "results" and name in ("sequences", "scores", "logits"):
+            base = replace(base, role="outputs")  # a config of run time asked for a mapping
         if base.role == "outputs":
             return self.output_attribute(base, name, node)
         found = self.vllm_attribute(base, name, scope) or self.object_attribute(base, name)

@@ -555,9 +555,7 @@ class ModuleDraft(Statements):
         node = parts.load_call(load, self.load_name(load, scope))
         return Value(node, "engine", kind, details={"path": path})
 
-    def cast(
-        self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope
-    ) -> Value:
+    def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
         """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
         statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
         wanted = dtype_value(self.plain_node(dtype, scope))
@@ -685,9 +683,7 @@ class ModuleDraft(Statements):
         taken.add(name)
         return name
 
-    def settings_of(
-        self, node: cst.BaseExpression, scope: Scope
-    ) -> dict[str, cst.BaseExpression]:
+    def settings_of(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
         """Keywords that a variable holds: of a mapping that is written once and never changed, in
         the function, or of constants in the module. Any other one is known at run time only."""
         known = self.functions.get(scope.function)

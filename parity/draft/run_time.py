@@ -80,15 +80,17 @@ def keywords(seen: Observed, source: str) -> list[str]:
 
 
 def said_keys(source: str) -> dict[str, list[ast.expr]]:
-    """What the source writes as a key or keyword, `"name":`, `["name"] =`, `name=`: its values."""
+    """What the source writes as a key, a keyword or a field: its values."""
     pairs: list[tuple[object, ast.expr]] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword):
             pairs.append((node.arg, node.value))
         elif isinstance(node, ast.Dict):
             pairs += [(getattr(key, "value", None), v) for key, v in zip(node.keys, node.values)]
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            pairs.append((getattr(node.targets[0].slice, "value", None), node.value))
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+            key = getattr(getattr(target, "slice", None), "value", None)
+            pairs.append((getattr(target, "attr", key), node.value))
     found: dict[str, list[ast.expr]] = {}
     for name, value in pairs:
         if isinstance(name, str):

@@ -353,3 +353,18 @@ def test_draft_of_a_mapping_that_something_changes_reads_none_of_it() -> None:
     source = textwrap.dedent(CONSTANTS).replace("CODE", code).replace("ELSEWHERE", "PARAMS['n'] = 2")
     draft = draft_of(source, seen(question="x"))
     assert not draft.is_moved and "what `**PARAMS` holds is not seen here" in draft.todos[0].text
+
+
+CHANGED = f"config = {MADE}\nconfig.FIELD\nout = model.generate(**inputs, generation_config=config)"
+
+
+def test_draft_of_scores_that_a_changed_config_asks_for_is_refused_as_scores() -> None:
+    code = CHANGED.replace("FIELD", "output_scores = True") + "\nreturn out.sequences, out.scores"
+    draft = body(PROMPT + code, IMPORT, "question, budget=9", rows=[row(penalty=1.05)], question="x")
+    assert not draft.is_moved and "the scores of generate are read" in draft.todos[0].text
+
+
+def test_draft_of_a_config_whose_field_has_no_option_says_so() -> None:
+    code = CHANGED.replace("FIELD", "num_beams = budget") + decoded("inputs.input_ids.shape[1]")
+    draft = body(PROMPT + code, IMPORT, "question, budget=9", question="x")
+    assert ["may hold num_beams" in todo.text for todo in draft.todos] == [True]
