@@ -883,13 +883,21 @@ class Calls(Expressions):
         found: dict[str, cst.BaseExpression] = {}
         for element in node.elements:
             if isinstance(element, cst.StarredDictElement):
-                found |= self.mapping_words(element.value, scope)
+                for name, value in self.mapping_words(element.value, scope).items():
+                    found.pop(name, None)
+                    found[name] = value
                 continue
             key = constant(element.key) if isinstance(element, cst.DictElement) else None
             if not isinstance(key, str):
                 raise Unsure(f"`{code_of(node)}`", "a key is not written out")
+            found.pop(key, None)
             found[key] = element.value
-        return found
+        kept = {n: v for n, v in found.items() if n not in ("input_ids", "inputs", *BESIDE_IDS)}
+        if len(kept) < 2 or not any(name.startswith("**") for name in kept):
+            return found
+        given = {name: found[name] for name in found.keys() - kept.keys()}
+        text = display_text(kept)  # at run time a later word of it is the one that counts
+        return {**given, f"**{text}": cst.parse_expression(text)}
 
     def add_seed(self, options: Options, scope: Scope) -> None:
         """The seed that the old code gave the process before this call."""
@@ -1261,15 +1269,19 @@ def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -
     return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
 
 
+def display_text(said: dict[str, cst.BaseExpression]) -> str:
+    """A dict display of keywords and of mappings, whose names begin with `**`."""
+    words = [
+        f"**{code_of(node)}" if name.startswith("**") else f'"{name}": {code_of(node)}'
+        for name, node in said.items()
+    ]
+    return f"{{{', '.join(words)}}}"
+
+
 def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
-    """Arguments of a call; one mapping where a word may be said again, which is later in it."""
-    is_of_config = any(".to_diff_dict()" in code_of(said[star]) for star in stars)
-    is_display = len(stars) > 1 or next(iter(said)) in stars
-    if len(said) > 1 and (is_of_config or is_display):
-        parts = [
-            f"**{code_of(v)}" if k in stars else f'"{k}": {code_of(v)}' for k, v in said.items()
-        ]
-        return f"(**{{{', '.join(parts)}}})"
+    """Arguments of a call; one mapping where a word is said again, which is later in it."""
+    if len(said) > 1 and any(".to_diff_dict()" in code_of(said[star]) for star in stars):
+        return f"(**{display_text(said)})"
     words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
     return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 

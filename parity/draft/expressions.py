@@ -26,7 +26,7 @@ class Scope:
 
     env: variable, or "self.attribute", -> value.   outer: that of the module, or of the class.
     function: qualified name; "" of the module.   pending: statements that stand before the current
-    one.   loops, branches: how deep the current statement is in these.   seed: of the next generate.
+    one.   loops, branches: how deep the current statement is in them.   seed: of the next generate.
     lazy: how deep the current expression is in ones that may not be evaluated.   calls: translated.
     target: variable that the current statement assigns.   whole: all that it assigns or returns.
     """

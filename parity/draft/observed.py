@@ -30,8 +30,8 @@ NEUTRAL = {
 
 CONFIG = "GenerationConfig"
 LOOPED = (
-    "a loop that chooses each token is generate_text_batch with max_new_tokens, temperature, top_k as"
-    ' it has them, and "stop": {"token_ids": [...], "ignore_eos": True} for where it ends; nothing of'
+    "a loop that chooses each token is generate_text_batch with its max_new_tokens, temperature and"
+    ' top_k, and "stop": {"token_ids": [...], "ignore_eos": True} for where it ends; nothing of'
     " generation_config.json reaches a loop"
 )
 SCORED = (
@@ -299,6 +299,12 @@ def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path))
 
 
+def weights_of(rows: Iterable[Mapping[str, Any]], model: str) -> set[str]:
+    """Digests of the weight files of the checkpoints that goldens call by one path."""
+    stages = [row.get("model", {}) for row in rows]
+    return {one["files"] for one in stages if one.get("path") == model and one.get("files")}
+
+
 @dataclass(frozen=True)
 class Mention:
     """A text that may be the path of a checkpoint, and where it stands."""
@@ -314,8 +320,14 @@ def with_checkpoint(seen: Observed, mentions: Sequence[Mention]) -> Observed:
     a folder outside the project; they have its path."""
     if not seen.models:
         return seen
-    digests = {row["model"].get("files") for row in seen.rows if row.get("model")} - {None}
-    found = [checkpoint_path(model, mentions, digests) for model in seen.models]
+    digests = {model: weights_of(seen.rows, model) for model in seen.models}
+    for model, of_one_name in digests.items():
+        if len(of_one_name) > 1:
+            said = (
+                f"the goldens were made with {len(of_one_name)} checkpoints that are called {model}"
+            )
+            return replace(seen, problem=said)
+    found = [checkpoint_path(model, mentions, digests[model]) for model in seen.models]
     absent = [mention for mention in found if mention.place]
     models = tuple(dict.fromkeys(mention.text for mention in found))
     seen = replace(seen, models=models)

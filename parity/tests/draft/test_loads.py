@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parity.draft.observed import Mention, absent_words, checkpoint_path
+from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
 from parity.record.taps.models import weights_on_disk
 
 from .drafts import draft_of, row, run, seen
@@ -166,3 +166,8 @@ def test_checkpoint_of_a_golden_is_the_folder_with_its_weights(tmp_path: Path) -
         digests = {weights_on_disk(str(tmp_path / name / "m")) or ""}
         assert checkpoint_path("m", mentions, digests).text == str(tmp_path / name / "m")
     assert "or its weights are others" in absent_words(checkpoint_path("m", mentions, {"gone"}))
+
+
+def test_checkpoints_of_one_name_are_not_told_apart_by_it() -> None:
+    rows = [rows_in("float32", files=digest)[0] for digest in ("one", "two")]
+    assert with_checkpoint(seen(rows=rows), []).problem == "the goldens were made with 2 checkpoints that are called m"

@@ -288,7 +288,11 @@ PLAIN = "out = model.generate(**inputs, do_sample=False, **kwargs)"
 MERGED = "said = {**PRESET, **kwargs}\n        out = model.generate(**inputs, **said)"
 
 
-@pytest.mark.parametrize("code", [PLAIN, MERGED])
+LOCAL = 'said = {"max_new_tokens": 9, "do_sample": False, **kwargs}\n        out = model.generate(**inputs, **said)'
+INPUTS = LOCAL.replace("{", "{**inputs, ").replace("**inputs, **said", "**said")
+
+
+@pytest.mark.parametrize("code", [PLAIN, MERGED, LOCAL, INPUTS, LOCAL.replace("9,", "9, **PRESET,")])
 @pytest.mark.parametrize("preset", ["", ', "use_cache": True', ', "early_stopping": True, "num_beams": 1'])
 def test_draft_of_a_helper_gives_on_the_keywords_of_each_caller(code: str, preset: str) -> None:
     source = HELPER.replace("CODE", code).replace("9PRESET", "9" + preset)
