@@ -559,7 +559,8 @@ class ModuleDraft(Statements):
         """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
         statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
         wanted = dtype_value(self.plain_node(dtype, scope))
-        is_load = isinstance(base.node, cst.Call) and bool(self.loads)
+        is_load = isinstance(cst.ensure_type(node.func, cst.Attribute).value, cst.Call)
+        is_load = is_load and self.is_load_call(base.node)
         is_shown = wanted is not None and constant(wanted) == self.seen.dtype()
         loads = self.loads[-1:] if is_load else self.loads
         said = [load.keywords["dtype"] for load in loads if is_said(load, "dtype")]
@@ -577,6 +578,10 @@ class ModuleDraft(Statements):
         elif is_shown and not scope.branches:
             return base
         raise Unsure(f"`{code_of(node)}` changes the dtype", why, 'load(path, dtype="...")')
+
+    def is_load_call(self, node: cst.BaseExpression | None) -> bool:
+        words = {self.word("load"), self.word("load_engine")}
+        return isinstance(node, cst.Call) and dotted(node.func) in words
 
     def note_problem(self) -> None:
         """Once, at the first load, or else at the end: the checkpoint's files were not read."""

@@ -121,6 +121,8 @@ def test_draft_loads_a_model_in_the_dtype_that_it_is_cast_to(cast: str, fields: 
     [
         ("model.half()", {}, "it is not moved into load()"),
         ("if NAME:\n    model.float()", {}, "it is not moved into load()"),
+        (LOADER.replace("CAST", "\n    if NAME:\n        model = model.half()"), {}, "it is not moved into load()"),
+        ("def get():\n    return model\nmodel = get().half()", {}, "it is not moved into load()"),
         ('model = AutoModelForCausalLM.from_pretrained("m", dtype=torch.bfloat16).float()', {}, "another dtype before"),
         ('model = AutoModelForCausalLM.from_pretrained("m").half()', {"buffers": "float16"}, "buffers"),
     ],

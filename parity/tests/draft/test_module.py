@@ -572,5 +572,8 @@ def test_draft_of_code_that_calls_its_model_by_itself_says_what_stands_in_its_pl
     code = "ids = tok(question, return_tensors='pt').input_ids\nall_ids = torch.cat([ids, ids])\nreturn model(all_ids)"
     draft = body(code, rows=[{**row(), of: True}], question="x")
     assert not draft.is_moved and "# TODO parity: " in draft.code
-    says = {"loop": "is generate_text_batch with its max_new_tokens", "scored": "engine.score_batch([(prompt, answer)])"}
+    says = {
+        "loop": "is generate_text_batch with its max_new_tokens",
+        "scored": "engine.score_batch([(prompt, answer)])",
+    }
     assert says[of] in draft.todos[0].text
