@@ -44,10 +44,7 @@ from parity.draft.settings import (
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
          "bfloat16", "tie_weights")  # fmt: skip
 PLACES = ("to", "cuda", "cpu")
-DTYPE_CALLS = {
-    name: cst.SimpleString(f'"{dtype}"')
-    for name, dtype in {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}.items()
-}
+DTYPE_CALLS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}
 TEMPLATE_WORDS = {
     "conversation", "messages", "tokenize", "add_generation_prompt", "return_tensors",
     "return_dict", "enable_thinking", "tools", "continue_final_message", "padding",
@@ -396,7 +393,7 @@ class Calls(Expressions):
 
     def moved_model(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value:
         """A device is left to `load`, a dtype is told it."""
-        casts: list[cst.BaseExpression] = [DTYPE_CALLS[name]] if name in DTYPE_CALLS else []
+        casts = [literal(DTYPE_CALLS[name])] if name in DTYPE_CALLS else []
         casts += [arg.value for place, arg in enumerate(node.args) if is_dtype(arg, place)]
         others = [code_of(arg) for place, arg in enumerate(node.args) if not is_dtype(arg, place)]
         if name in PLACES and (others or not casts):

@@ -559,15 +559,19 @@ class ModuleDraft(Statements):
         """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
         statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
         wanted = dtype_value(self.plain_node(dtype, scope))
-        is_load = isinstance(cst.ensure_type(node.func, cst.Attribute).value, cst.Call)
-        is_load = is_load and self.is_load_call(base.node)
+        is_behind = m.matches(node.func, m.Attribute(value=m.Call()))
+        loads = (self.word("load"), self.word("load_engine"))
+        is_load = is_behind and isinstance(base.node, cst.Call) and dotted(base.node.func) in loads
         is_shown = wanted is not None and constant(wanted) == self.seen.dtype()
-        loads = self.loads[-1:] if is_load else self.loads
-        said = [load.keywords["dtype"] for load in loads if is_said(load, "dtype")]
+        before = [
+            load.keywords["dtype"]  # where the old code said it, and not its goldens
+            for load in (self.loads[-1:] if is_load else self.loads)
+            if "dtype" in load.keywords.keys() - load.comments.keys()
+        ]
         why = "it is not moved into load()"
         if not self.seen.has_full_buffers():
             why = "it casts the model's buffers, too, which load() leaves in float32"
-        elif any(wanted is None or code_of(one) != code_of(wanted) for one in said):
+        elif any(wanted is None or code_of(one) != code_of(wanted) for one in before):
             why = "the weights were in another dtype before"
         elif wanted is not None and is_load:
             load = self.loads.pop()
@@ -578,10 +582,6 @@ class ModuleDraft(Statements):
         elif is_shown and not scope.branches:
             return base
         raise Unsure(f"`{code_of(node)}` changes the dtype", why, 'load(path, dtype="...")')
-
-    def is_load_call(self, node: cst.BaseExpression | None) -> bool:
-        words = {self.word("load"), self.word("load_engine")}
-        return isinstance(node, cst.Call) and dotted(node.func) in words
 
     def note_problem(self) -> None:
         """Once, at the first load, or else at the end: the checkpoint's files were not read."""
@@ -896,11 +896,6 @@ def part_of_object(kind: str) -> str:
             return part
     is_model = "For" in name or name.endswith("Model") or "LMHead" in name
     return "model" if is_model else ""
-
-
-def is_said(load: Load, name: str) -> bool:
-    """Whether the old code said a keyword of a load, rather than its goldens."""
-    return name in load.keywords and name not in load.comments
 
 
 def load_in(
