@@ -271,7 +271,7 @@ class ModuleDraft(Statements):
             roles = {}
             for parameter, kind in self.seen.objects(function).items():
                 part = part_of_object(kind)
-                if part:
+                if part and kind.rpartition(".")[2] not in self.classes:
                     roles[parameter] = Value(None, "engine", part)
             self.ensure(name, roles)
             self.add_factories(name, self.seen.objects(function))
