@@ -20,7 +20,7 @@ from parity.draft.loads import (
     transformers_load,
     vllm_load,
 )
-from parity.draft.observed import Observed
+from parity.draft.observed import SCORED, Observed
 from parity.draft.roles import (
     Unsure,
     Value,
@@ -31,7 +31,15 @@ from parity.draft.roles import (
     is_short,
     parse,
 )
-from parity.draft.settings import GenerateOptions, Options, literal, mapping, sampling_params
+from parity.draft.settings import (
+    NO_OPTION,
+    POSSIBLE,
+    GenerateOptions,
+    Options,
+    literal,
+    mapping,
+    sampling_params,
+)
 
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
          "bfloat16", "tie_weights")  # fmt: skip
@@ -80,6 +88,14 @@ def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpress
     return found
 
 
+def is_dtype(arg: cst.Arg, place: int) -> bool:
+    """Whether an argument of `.to(...)` is a dtype: `.to(device, dtype)`, `.to(torch.float32)`."""
+    text = code_of(arg.value)
+    if arg.keyword is not None:
+        return arg.keyword.value == "dtype"
+    return place == 1 or "dtype" in text or (text.startswith("torch.") and "device" not in text)
+
+
 class Calls(Expressions):
     seen: Observed
     ask: Decisions
@@ -98,9 +114,7 @@ class Calls(Expressions):
     def variable(self, wanted: str, scope: Scope) -> str:
         raise NotImplementedError
 
-    def settings_of(
-        self, node: cst.BaseExpression, scope: Scope
-    ) -> dict[str, cst.BaseExpression] | None:
+    def settings_of(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
         raise NotImplementedError
 
     def note(self, text: str) -> None:
@@ -201,20 +215,6 @@ class Calls(Expressions):
             return Value(made, "settings", AT_RUN_TIME)
         return Value(made, "settings", CONFIG, details=self.plain_all(arguments(node, ()), scope))
 
-    def drop_empty_stars(self, stars: list[cst.BaseExpression], node: cst.Call) -> None:
-        """`**kwargs` of the function itself, where no golden gave any."""
-        for star in stars:
-            name = code_of(star)
-            if not self.is_empty_mapping(name):
-                raise Unsure(f"`{code_of(node)}`", f"what {name} holds is not seen here")
-            self.note(
-                f"`**{name}` reached generate and was empty in all goldens; the draft drops it, "
-                "because keywords of transformers are no options"
-            )
-
-    def is_empty_mapping(self, name: str) -> bool:
-        raise NotImplementedError
-
     def pretrained(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
         owner = name.rpartition(".")[0].rpartition(".")[2]
         if owner == "GenerationConfig":
@@ -274,7 +274,7 @@ class Calls(Expressions):
         model = said.pop("model", None)
         extra = said.pop("model_kwargs", None)
         if extra is not None:
-            raise Unsure("the pipeline has model_kwargs", MISSING, "say them to load()")
+            said |= self.mapping_words(extra, scope)
         if model is None:
             raise Unsure("the pipeline names no model", "the task chooses it", "name a model")
         value = self.translate(model, scope)
@@ -287,7 +287,7 @@ class Calls(Expressions):
         return self.loaded(load, "pipeline", scope)
 
     def made_params(self, node: cst.Call, scope: Scope) -> Value:
-        said = self.plain_all(arguments(node, ("n",)), scope)
+        said = self.plain_all(self.seen_words(node, ("n",), scope), scope)
         options = sampling_params(said)
         details = {} if options.samples is None else {"samples": options.samples}
         return Value(options.as_dict(), "settings", "sampling_params", details=details)
@@ -380,7 +380,7 @@ class Calls(Expressions):
         if base.kind == "llm":
             return self.llm_method(base, name, node, scope)
         if name in MOVES:
-            return self.moved_model(base, name, node)
+            return self.moved_model(base, name, node, scope)
         if name == "generate":
             return self.generated(base, node, scope)
         if name == "chat":
@@ -391,21 +391,17 @@ class Calls(Expressions):
             return self.transition_scores(base, node, scope)
         raise Unsure(f"`{code_of(node.func)}` is called", "the model is out of reach on vLLM")
 
-    def moved_model(self, base: Value, name: str, node: cst.Call) -> Value:
-        words = [code_of(arg) for arg in node.args]
-        wanted = DTYPE_CALLS.get(name) or next((w for w in words if "dtype" in w), "")
-        wanted = wanted or next((w for w in words if w.startswith("torch.")), "")
-        if not wanted or "device" in wanted:
-            self.left += [f".{name}({', '.join(words)})"] if name in PLACES else []
-            return base
-        if self.seen.dtype() != self.seen.default_dtype():
-            what = f"`{code_of(node)}` changes the dtype"
-            raise Unsure(what, "it is not moved into load()", 'load(path, dtype="...")')
-        self.note(
-            f"`{code_of(node)}` changes the dtype, and the goldens show the checkpoint's own; say "
-            "dtype in load()"
-        )
-        return base
+    def moved_model(self, base: Value, name: str, node: cst.Call, scope: Scope) -> Value:
+        """A device is left to `load`, a dtype is told it."""
+        casts = [literal(DTYPE_CALLS[name])] if name in DTYPE_CALLS else []
+        casts += [arg.value for place, arg in enumerate(node.args) if is_dtype(arg, place)]
+        others = [code_of(arg) for place, arg in enumerate(node.args) if not is_dtype(arg, place)]
+        if name in PLACES and (others or not casts):
+            self.left.append(f".{name}({', '.join(text.strip(', ') for text in others)})")
+        return self.cast(base, node, casts[0], scope) if casts else base
+
+    def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
+        raise NotImplementedError
 
     def called_value(self, node: cst.Call, scope: Scope) -> Value | None:
         """`tokenizer(...)`, `pipe(...)`, `model(...)`."""
@@ -421,10 +417,7 @@ class Calls(Expressions):
         if base.kind == "pipeline":
             return self.piped(base, node, scope)
         what = f"`{code_of(node)}` reads the model's logits"
-        possible = (
-            "score_batch for the log-probability of given answers, companions/decisions.py for "
-            "the probability of named ones; else engine.bare()"
-        )
+        possible = self.seen.instead or f"{SCORED}; else engine.bare()"
         raise Unsure(what, "a distribution is no text", possible)
 
     # == Templates ==
@@ -638,9 +631,9 @@ class Calls(Expressions):
     def with_images(
         self, requests: Value, images: cst.BaseExpression, base: Value, scope: Scope
     ) -> Value:
-        if not requests.is_single or not isinstance(requests.node, cst.List):
-            raise Unsure("images of a batch", "which request each belongs to is not seen")
         given = self.plain_node(images, scope)
+        if not requests.is_single or not isinstance(requests.node, cst.List):
+            return self.with_image_each(requests, given, base)
         if not isinstance(given, (cst.List, cst.Name, cst.Attribute)):
             given = parse("[{given}]", given=given)
         if isinstance(given, cst.Name) and self.seen.argument_kind(given.value) != "list":
@@ -651,15 +644,24 @@ class Calls(Expressions):
         if not isinstance(request, (cst.Dict, cst.Name)):
             raise Unsure("images beside a prompt", MISSING)
         given = self.as_they_lie(given)
-        vlm = {n: base.details[n] for n in ("min_pixels", "max_pixels") if n in base.details}
-        parts = [f'"images": {code_of(given)}']
-        if vlm:
-            parts.append(f'"vlm": {code_of(mapping(vlm))}')
+        parts = image_words(given, base)
         node = cst.parse_expression("[{**" + code_of(request) + ", " + ", ".join(parts) + "}]")
         if isinstance(request, cst.Dict):
             inner = code_of(request).strip()[1:-1].rstrip().rstrip(",")
             node = cst.parse_expression("[{" + inner + ", " + ", ".join(parts) + "}]")
         return replace(requests, node=node, details={"pixels": given}, count=None)
+
+    def with_image_each(self, requests: Value, images: cst.BaseExpression, base: Value) -> Value:
+        """Requests of a batch, each with its image. Raises Unsure unless each row had one."""
+        if requests.node is None or not self.seen.has_image_each():
+            raise Unsure("images of a batch", "the goldens' rows do not hold one image each")
+        words = ", ".join(image_words(cst.parse_expression("[image]"), base))
+        node = parse(
+            "[{**request, " + words + "} for request, image in zip({rows}, {images}, strict=True)]",
+            rows=requests.node,
+            images=self.as_they_lie(images),
+        )
+        return replace(requests, node=node, details={"pixels": images}, count=None)
 
     def as_they_lie(self, images: cst.BaseExpression) -> cst.BaseExpression:
         """The images as the processor was given them: the engine turns upright what has EXIF."""
@@ -705,7 +707,7 @@ class Calls(Expressions):
         options = self.generate_options(said, requests, scope)
         self.add_seed(options, scope)
         verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
-        if wants_scores and self.reads_scores(scope):
+        if (wants_scores or options.whole is not None) and self.reads_scores(scope):
             self.add_logprobs(options)
         made = self.call_of(base.node, verb, requests.node, options.as_dict(), scope)
         made = self.all_samples(made, options, requests.is_single)
@@ -729,6 +731,11 @@ class Calls(Expressions):
                 self.note(text)
             return options
         run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars))
+        for name in run_time.without_option(self.source):
+            self.note(
+                f"`{', '.join(stars)}` may hold {name}, for which the draft raises, because "
+                f"{NO_OPTION} ({POSSIBLE[name]})"
+            )
         call = cst.parse_expression(self.word("generation_options") + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
@@ -763,6 +770,8 @@ class Calls(Expressions):
                 "they are those after penalties and temperature, the engine's are the model's own",
                 "logprobs of an unpenalised greedy call; or companions/rollout.py: processed",
             )
+        if options.whole is not None:
+            options.whole = parse('{**{o}, "logprobs": 0}', o=options.whole)
         options.add("logprobs", literal(0))
 
     def transition_scores(self, base: Value, node: cst.Call, scope: Scope) -> Value:
@@ -827,11 +836,7 @@ class Calls(Expressions):
         self, node: cst.Call, scope: Scope
     ) -> tuple[Value, dict[str, cst.BaseExpression]]:
         """The requests of a call of generate, and its other keywords."""
-        words = [arg for arg in node.args if arg.star != "**"]
-        said = arguments(node.with_changes(args=words), ("inputs", "generation_config"))
-        for arg in node.args:
-            if arg.star == "**":
-                said |= self.mapping_words(arg.value, scope)
+        said = self.all_words(node, ("inputs", "generation_config"), scope)
         given = [said.pop(name) for name in ("input_ids", "inputs") if name in said]
         for name in BESIDE_IDS:
             said.pop(name, None)
@@ -839,6 +844,27 @@ class Calls(Expressions):
         if requests is None or requests.role not in ("inputs", "ids"):
             raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
         return requests, said
+
+    def all_words(
+        self, node: cst.Call, names: Sequence[str], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """Arguments by name, those of mappings, too; `**x` of one that run time makes."""
+        words = [arg for arg in node.args if arg.star != "**"]
+        said = arguments(node.with_changes(args=words), names)
+        for arg in node.args:
+            if arg.star == "**":
+                said |= self.mapping_words(arg.value, scope)
+        return said
+
+    def seen_words(
+        self, node: cst.Call, names: Sequence[str], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """The same, of a call whose keywords must be known."""
+        said = self.all_words(node, names, scope)
+        for name in said:
+            if name.startswith("**"):
+                raise Unsure(f"`{code_of(node)}`", f"what `{name}` holds is not seen here")
+        return said
 
     def mapping_words(
         self, node: cst.BaseExpression, scope: Scope
@@ -848,26 +874,27 @@ class Calls(Expressions):
             return self.dict_words(node, scope)
         if self.translate(node, scope).role in ("inputs", "ids"):
             return {"input_ids": node}
-        known = self.settings_of(node, scope)
-        if known is not None:
-            return known
-        name = code_of(node)
-        if isinstance(node, cst.Name) and self.is_empty_mapping(name):
-            self.drop_empty_stars([node], cst.Call(cst.Name("generate")))
-            return {}
-        raise Unsure(f"`**{name}`", "which keywords it holds at a call is not seen here")
+        return self.settings_of(node, scope)
 
     def dict_words(self, node: cst.Dict, scope: Scope) -> dict[str, cst.BaseExpression]:
         found: dict[str, cst.BaseExpression] = {}
         for element in node.elements:
             if isinstance(element, cst.StarredDictElement):
-                found |= self.mapping_words(element.value, scope)
+                for name, value in self.mapping_words(element.value, scope).items():
+                    found.pop(name, None)
+                    found[name] = value
                 continue
             key = constant(element.key) if isinstance(element, cst.DictElement) else None
             if not isinstance(key, str):
                 raise Unsure(f"`{code_of(node)}`", "a key is not written out")
+            found.pop(key, None)
             found[key] = element.value
-        return found
+        kept = {n: v for n, v in found.items() if n not in ("input_ids", "inputs", *BESIDE_IDS)}
+        if len(kept) < 2 or not any(name.startswith("**") for name in kept):
+            return found
+        given = {name: found[name] for name in found.keys() - kept.keys()}
+        text = display_text(kept)  # at run time a later word of it is the one that counts
+        return {**given, f"**{text}": cst.parse_expression(text)}
 
     def add_seed(self, options: Options, scope: Scope) -> None:
         """The seed that the old code gave the process before this call."""
@@ -1129,11 +1156,7 @@ class Calls(Expressions):
     # == Pipelines ==
 
     def piped(self, base: Value, node: cst.Call, scope: Scope) -> Value:
-        words = [arg for arg in node.args if arg.star != "**"]
-        stars = [arg.value for arg in node.args if arg.star == "**"]
-        said = arguments(node.with_changes(args=words), ("text_inputs",))
-        for star in stars:
-            said |= self.mapping_words(star, scope)
+        said = self.seen_words(node, ("text_inputs",), scope)
         if "input_ids" in said:
             raise Unsure(f"`{code_of(node)}`", MISSING)
         given = said.pop("text_inputs")
@@ -1216,6 +1239,13 @@ class Calls(Expressions):
         return Value(request, "pipe_outputs", kind, details=details)
 
 
+def image_words(images: cst.BaseExpression, processor: Value) -> list[str]:
+    """What a request with images has beside its chat."""
+    details = processor.details
+    vlm = {name: details[name] for name in ("min_pixels", "max_pixels") if name in details}
+    return [f'"images": {code_of(images)}', *([f'"vlm": {code_of(mapping(vlm))}'] if vlm else [])]
+
+
 def chat_request(
     messages: cst.BaseExpression, chat: dict[str, cst.BaseExpression]
 ) -> cst.BaseExpression:
@@ -1236,13 +1266,19 @@ def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -
     return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
 
 
+def display_text(said: dict[str, cst.BaseExpression]) -> str:
+    """A dict display of keywords and of mappings, whose names begin with `**`."""
+    words = [
+        f"**{code_of(node)}" if name.startswith("**") else f'"{name}": {code_of(node)}'
+        for name, node in said.items()
+    ]
+    return f"{{{', '.join(words)}}}"
+
+
 def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
     """Arguments of a call; one mapping where a word is said again, which is later in it."""
     if len(said) > 1 and any(".to_diff_dict()" in code_of(said[star]) for star in stars):
-        parts = [
-            f"**{code_of(v)}" if k in stars else f'"{k}": {code_of(v)}' for k, v in said.items()
-        ]
-        return f"(**{{{', '.join(parts)}}})"
+        return f"(**{display_text(said)})"
     words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
     return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 

@@ -26,7 +26,7 @@ class Scope:
 
     env: variable, or "self.attribute", -> value.   outer: that of the module, or of the class.
     function: qualified name; "" of the module.   pending: statements that stand before the current
-    one.   loops: how deep the current statement is in loops.   seed: of the next generate.
+    one.   loops, branches: how deep the current statement is in them.   seed: of the next generate.
     lazy: how deep the current expression is in ones that may not be evaluated.   calls: translated.
     target: variable that the current statement assigns.   whole: all that it assigns or returns.
     """
@@ -36,6 +36,7 @@ class Scope:
     outer: Scope | None = None
     pending: list[cst.BaseStatement] = field(default_factory=list)
     loops: int = 0
+    branches: int = 0
     seed: cst.BaseExpression | None = None
     seed_depth: int = 0
     is_seed_used: bool = False
@@ -217,6 +218,8 @@ class Expressions:
             return self.tensor_of(base, name)
         if base.role in ("ids", "ids_row", "mask") and name in ("shape", "device", "size"):
             return replace(base, role="shape")
+        if base.role == "results" and name in ("sequences", "scores", "logits"):
+            base = replace(base, role="outputs")  # a config of run time asked for a mapping
         if base.role == "outputs":
             return self.output_attribute(base, name, node)
         found = self.vllm_attribute(base, name, scope) or self.object_attribute(base, name)

@@ -152,7 +152,7 @@ def add_dtype(
     observed = seen.dtype()
     if observed in DTYPES and observed != seen.default_dtype():
         keywords["dtype"] = cst.SimpleString(f'"{observed}"')
-        comments["dtype"] = "the library's default when the goldens were recorded"
+        comments["dtype"] = "as the goldens were recorded"
 
 
 def refuse_8bit(said: Mapping[str, cst.BaseExpression]) -> None:

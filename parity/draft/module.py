@@ -16,7 +16,7 @@ from parity.draft.calls import AT_RUN_TIME, CONFIG
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
-from parity.draft.loads import Load, part_of
+from parity.draft.loads import Load, dtype_value, part_of
 from parity.draft.observed import Observed
 from parity.draft.roles import (
     Copy,
@@ -147,7 +147,9 @@ class ModuleDraft(Statements):
         self.notes.append(text)
 
     def failed(self, statement: cst.CSTNode, error: Unsure) -> None:
-        if not getattr(error, "is_marked", False):
+        is_there = statement in self.places  # a line of `if x: y` has no place of its own
+        if is_there and not getattr(error, "is_marked", False):
+            error.possible = error.possible or self.seen.instead
             self.todo_at.setdefault(id(statement), error.text)
             error.is_marked = True  # type: ignore[attr-defined]
 
@@ -269,19 +271,20 @@ class ModuleDraft(Statements):
             roles = {}
             for parameter, kind in self.seen.objects(function).items():
                 part = part_of_object(kind)
-                if part:
+                if part and kind.rpartition(".")[2] not in self.classes:
                     roles[parameter] = Value(None, "engine", part)
             self.ensure(name, roles)
             self.add_factories(name, self.seen.objects(function))
 
     def left_as_it_is(self, error: Unsure) -> Draft:
-        """The old source with a TODO where it could not be translated."""
+        """The old source with a TODO where it could not be translated, or else at its top."""
+        self.failed(self.module.body[0], error)
         marks = TodoMarks(self.todo_at)
         todos = []
         for node, place in self.places.items():
             if id(node) in self.todo_at:
                 todos.append(Todo(self.todo_at[id(node)], place.start.line))
-        todos = list({todo.text: todo for todo in todos}.values()) or [Todo(error.text)]
+        todos = list({todo.text: todo for todo in todos}.values())
         changed = self.module.visit(marks)
         assert isinstance(changed, cst.Module)
         return Draft(changed.code, tuple(todos), {}, is_moved=False)
@@ -313,6 +316,9 @@ class ModuleDraft(Statements):
             if not roles and self.as_loader(name, known):
                 return known
             self.translate_function(name, known)
+        except Unsure as error:
+            self.failed(known.node, error)
+            raise
         finally:
             self.stack.pop()
             known.is_open = False
@@ -549,6 +555,34 @@ class ModuleDraft(Statements):
         node = parts.load_call(load, self.load_name(load, scope))
         return Value(node, "engine", kind, details={"path": path})
 
+    def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
+        """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
+        statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
+        wanted = dtype_value(self.plain_node(dtype, scope))
+        is_behind = m.matches(node.func, m.Attribute(value=m.Call()))
+        loads = (self.word("load"), self.word("load_engine"))
+        is_load = is_behind and isinstance(base.node, cst.Call) and dotted(base.node.func) in loads
+        is_shown = wanted is not None and constant(wanted) == self.seen.dtype()
+        before = [
+            load.keywords["dtype"]  # where the old code said it, and not its goldens
+            for load in (self.loads[-1:] if is_load else self.loads)
+            if "dtype" in load.keywords.keys() - load.comments.keys()
+        ]
+        why = "it is not moved into load()"
+        if not self.seen.has_full_buffers():
+            why = "it casts the model's buffers, too, which load() leaves in float32"
+        elif any(wanted is None or code_of(one) != code_of(wanted) for one in before):
+            why = "the weights were in another dtype before"
+        elif wanted is not None and is_load:
+            load = self.loads.pop()
+            comments = {k: text for k, text in load.comments.items() if k != "dtype"}
+            load = replace(load, keywords={**load.keywords, "dtype": wanted}, comments=comments)
+            self.loads.append(load)
+            return replace(base, node=parts.load_call(load, self.load_name(load, scope)))
+        elif is_shown and not scope.branches:
+            return base
+        raise Unsure(f"`{code_of(node)}` changes the dtype", why, 'load(path, dtype="...")')
+
     def note_problem(self) -> None:
         """Once, at the first load, or else at the end: the checkpoint's files were not read."""
         if self.seen.problem and not self.is_problem_noted:
@@ -596,13 +630,13 @@ class ModuleDraft(Statements):
             found = load_in(statement)
             if found is None or path is None:
                 continue
-            call, target = found
+            call, whole, target = found
             if not call.args or code_of(call.args[0].value) != code_of(path):
                 continue
-            if id(call) in self.early:
+            if id(whole) in self.early:
                 continue
-            loaded = self.made_now(call, scope)
-            if loaded is None or loaded.node is None:
+            loaded = self.called(whole, scope)
+            if loaded.node is None:
                 continue
             engine = self.engine_target(target, scope)
             line = assignment(engine, loaded.node)
@@ -613,12 +647,9 @@ class ModuleDraft(Statements):
                 scope.outer.env["self.engine"] = Value(
                     engine, "engine", "tuple", name="self.engine"
                 )
-            self.early[id(call)] = replace(loaded, node=engine)
+            self.early[id(whole)] = replace(loaded, node=engine)
             return replace(value, node=engine)
         return value
-
-    def made_now(self, call: cst.Call, scope: Scope) -> Value | None:
-        return self.made(call, dotted(call.func), scope)
 
     def made(self, node: cst.Call, name: str, scope: Scope) -> Value | None:
         if id(node) in self.early:
@@ -627,10 +658,11 @@ class ModuleDraft(Statements):
 
     def as_loader(self, name: str, known: Function) -> bool:
         """A function that only loads: its whole body becomes one cached `load`."""
-        left = list(self.left)
+        left, loads = list(self.left), list(self.loads)
         found = parts.Loader(self, known.node).found(Scope(name, outer=self.loader_scope(known)))
         if found is None:
-            self.left = left
+            self.left, self.loads = left, loads
+            self.taken.pop(name, None)
             return False
         value, kept = found
         known.returned = replace(value, node=None, name="")
@@ -656,17 +688,19 @@ class ModuleDraft(Statements):
         taken.add(name)
         return name
 
-    def settings_of(
-        self, node: cst.BaseExpression, scope: Scope
-    ) -> dict[str, cst.BaseExpression] | None:
-        """Keywords that a variable holds: of a mapping that is written once and never changed."""
-        if not isinstance(node, cst.Name) or scope.function not in self.functions:
-            return {f"**{code_of(node)}": node}
-        found = parts.single_mapping(self.functions[scope.function].node, node.value)
+    def settings_of(self, node: cst.BaseExpression, scope: Scope) -> dict[str, cst.BaseExpression]:
+        """Keywords that a variable holds: of a mapping that is written once and never changed, in
+        the function, or of constants in the module. Any other one is known at run time only."""
+        known = self.functions.get(scope.function)
+        found = None
+        if known is not None and isinstance(node, cst.Name):
+            found = parts.single_mapping(known.node, node.value)
+        if found is None and isinstance(node, cst.Name):
+            found = parts.single_mapping(self.module, node.value)
+            found = found if constant(found) is not NotImplemented else None
         if found is None:
-            is_given = self.is_parameter(node.value, scope)
-            return None if is_given else {f"**{node.value}": node}
-        self.generated_names.add(node.value)
+            return {f"**{code_of(node)}": node}
+        self.generated_names.add(code_of(node))
         return self.dict_words(found, scope)
 
     def is_for_generate(self, name: str, node: cst.BaseExpression, scope: Scope) -> bool:
@@ -678,25 +712,6 @@ class ModuleDraft(Statements):
         values = [element.value for element in found.elements]
         roles = {self.translate(value, scope).role for value in values}
         return bool(roles & {"inputs", "ids"})
-
-    def is_parameter(self, name: str, scope: Scope) -> bool:
-        return name in self.parameters(scope) or self.is_star(name, scope)
-
-    def is_star(self, name: str, scope: Scope) -> bool:
-        node = self.functions[scope.function].node
-        star = node.params.star_kwarg
-        return star is not None and star.name.value == name
-
-    def is_empty_mapping(self, name: str) -> bool:
-        """Whether `**name` of the current function was empty in all goldens."""
-        function = self.stack[-1] if self.stack else ""
-        if not self.is_site(function) or not self.is_star(name, Scope(function)):
-            return False
-        known = set(parameter_names(self.functions[function].node))
-        for case in self.seen.cases:
-            if case.function.endswith(f":{function}") and set(case.arguments) - known:
-                return False
-        return True
 
     def is_changed(self, name: str, scope: Scope) -> bool:
         return parts.is_changed(self.reach(name, scope), name)
@@ -883,8 +898,11 @@ def part_of_object(kind: str) -> str:
     return "model" if is_model else ""
 
 
-def load_in(statement: cst.BaseStatement) -> tuple[cst.Call, cst.BaseExpression] | None:
-    """A statement `x = Class.from_pretrained(...)` of a model, also with `.to(...)` behind it."""
+def load_in(
+    statement: cst.BaseStatement,
+) -> tuple[cst.Call, cst.Call, cst.BaseExpression] | None:
+    """Of `x = Class.from_pretrained(...)` of a model, also with `.to(...)` behind it: the load, all
+    of the right side, and x."""
     if not isinstance(statement, cst.SimpleStatementLine):
         return None
     one = statement.body[0]
@@ -895,7 +913,8 @@ def load_in(statement: cst.BaseStatement) -> tuple[cst.Call, cst.BaseExpression]
         if node.func.attr.value == "from_pretrained":
             owner = dotted(node.func.value).rpartition(".")[2]
             is_other = owner.endswith(("Tokenizer", "Processor", "Config", "TokenizerFast"))
-            return None if is_other else (node, one.targets[0].target)
+            whole = cst.ensure_type(one.value, cst.Call)
+            return None if is_other else (node, whole, one.targets[0].target)
         node = node.func.value
     return None
 
@@ -919,7 +938,7 @@ def draft_module(
             if demote.name in demoted:
                 what = f"`{demote.name}` is a prompt and a text"
                 error = Unsure(what, "both are used in a way that is not followed")
-                return Draft(source, (Todo(error.text),), {}, is_moved=False)
+                return attempt.left_as_it_is(error)
             demoted.add(demote.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import gen_engine
 
 from parity.goldens.store import Case, Store
+from parity.record.taps.models import weights_on_disk
 
 CHECKPOINT = "the checkpoint's generation_config.json"
 # What transformers' generate takes where neither the caller nor the checkpoint says anything.
@@ -28,6 +29,15 @@ NEUTRAL = {
 
 
 CONFIG = "GenerationConfig"
+LOOPED = (
+    "a loop that chooses each token is generate_text_batch with its max_new_tokens, temperature and"
+    ' top_k, and "stop": {"token_ids": [...], "ignore_eos": True} for where it ends; nothing of'
+    " generation_config.json reaches a loop"
+)
+SCORED = (
+    "engine.score_batch([(prompt, answer)]) for the log-probability of given answers, "
+    "companions/decisions.py for the probability of named ones"
+)
 PROBE = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "b"},
@@ -94,6 +104,20 @@ class Observed:
                 if isinstance(value, Mapping) and str(value.get("$settings")).endswith(CONFIG):
                     found |= value["fields"].keys()
         return found
+
+    @property
+    def argument_words(self) -> set[str]:
+        """Names of arguments, and keys of those that were mappings."""
+        given = [case.arguments for case in self.cases]
+        inner = [one for all_of in given for one in all_of.values() if isinstance(one, Mapping)]
+        return {word for mapping in (*given, *inner) for word in mapping}
+
+    @property
+    def instead(self) -> str:
+        """What stands in place of code that calls the model by itself, and not its generate."""
+        if any(row.get("loop") for row in self.rows):
+            return LOOPED
+        return SCORED if any(row.get("scored") for row in self.rows) else ""
 
     def argument_kind(self, name: str) -> str:
         """ "text" or "list" where each recorded value of a parameter was one."""
@@ -198,6 +222,9 @@ class Observed:
         ]
         return any(len(rows) > 1 for rows in first)
 
+    def has_image_each(self) -> bool:
+        return all(len(row.get("images", ())) == 1 for row in self.rows)
+
     def has_double_bos(self) -> bool:
         bos = getattr(getattr(self.checkpoint, "tokenizer", None), "bos_token_id", None)
         if bos is None:
@@ -230,6 +257,9 @@ class Observed:
     def dtype(self) -> str | None:
         found = {row["model"].get("dtype") for row in self.rows if row.get("model")}
         return str(found.pop()) if len(found) == 1 else None
+
+    def has_full_buffers(self) -> bool:
+        return all(row.get("model", {}).get("buffers", "float32") == "float32" for row in self.rows)
 
     def default_dtype(self) -> str | None:
         return self.checkpoint.dtype if self.checkpoint else None
@@ -269,6 +299,12 @@ def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path))
 
 
+def weights_of(rows: Iterable[Mapping[str, Any]], model: str) -> set[str]:
+    """Digests of the weight files of the checkpoints that goldens call by one path."""
+    stages = [row.get("model", {}) for row in rows]
+    return {one["files"] for one in stages if one.get("path") == model and one.get("files")}
+
+
 @dataclass(frozen=True)
 class Mention:
     """A text that may be the path of a checkpoint, and where it stands."""
@@ -284,7 +320,14 @@ def with_checkpoint(seen: Observed, mentions: Sequence[Mention]) -> Observed:
     a folder outside the project; they have its path."""
     if not seen.models:
         return seen
-    found = [checkpoint_path(model, mentions) for model in seen.models]
+    digests = {model: weights_of(seen.rows, model) for model in seen.models}
+    for model, of_one_name in digests.items():
+        if len(of_one_name) > 1:
+            said = (
+                f"the goldens were made with {len(of_one_name)} checkpoints that are called {model}"
+            )
+            return replace(seen, problem=said)
+    found = [checkpoint_path(model, mentions, digests[model]) for model in seen.models]
     absent = [mention for mention in found if mention.place]
     models = tuple(dict.fromkeys(mention.text for mention in found))
     seen = replace(seen, models=models)
@@ -302,15 +345,17 @@ def with_checkpoint(seen: Observed, mentions: Sequence[Mention]) -> Observed:
     return replace(seen, settings=settings[0], checkpoint=checkpoint)
 
 
-def checkpoint_path(model: str, mentions: Sequence[Mention]) -> Mention:
-    """Where a golden's checkpoint is; with its place where it is mentioned and is not there."""
-    if Path(model).is_dir():
-        return Mention(model, "")
+def checkpoint_path(model: str, mentions: Sequence[Mention], digests: Set[str]) -> Mention:
+    """Where a golden's checkpoint is; with its place where it is mentioned and is not there.
+
+    digests: of the weight files that the goldens were made with. A folder is no more than named
+    alike where its own are others."""
     named = [one for one in mentions if is_path_of(one.text, model)]
-    for one in named:
-        if Path(one.text).expanduser().is_dir():
+    for one in (Mention(model, "the goldens"), *named):
+        folder = Path(one.text).expanduser()
+        if folder.is_dir() and (weights_on_disk(str(folder)) or "") in {*digests, ""}:
             return Mention(one.text, "")
-    return next(iter(named), Mention(model, ""))
+    return next(iter(named), Mention(model, "the goldens" if Path(model).is_dir() else ""))
 
 
 def is_path_of(text: str, model: str) -> bool:
@@ -322,8 +367,8 @@ def is_path_of(text: str, model: str) -> bool:
 
 def absent_words(mention: Mention) -> str:
     return (
-        f"the checkpoint {mention.text} ({mention.place}) is not there any more: put it back, or"
-        " make a link there to where it is now, and draft again"
+        f"the checkpoint {mention.text} ({mention.place}) is not there any more, or its weights are"
+        " others: put it back, or make a link there to where it is now, and draft again"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
@@ -68,6 +68,7 @@ class Loader:
 
     def statement(self, statement: cst.CSTNode, scope: Scope) -> bool:
         if isinstance(statement, cst.If):
+            scope = replace(scope, branches=scope.branches + 1)
             inside = self.walk(statement.body.body, scope)
             other = statement.orelse
             if isinstance(other, cst.If):
@@ -549,7 +550,7 @@ def defaults_of(node: cst.FunctionDef) -> dict[str, cst.BaseExpression]:
     return {one.name.value: one.default for one in every if one.default is not None}
 
 
-def single_mapping(function: cst.FunctionDef, name: str) -> cst.Dict | None:
+def single_mapping(function: cst.CSTNode, name: str) -> cst.Dict | None:
     """The mapping that a variable holds, where it is assigned once and nothing changes it."""
     assigned: list[cst.BaseExpression] = []
     mentions = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 
@@ -48,6 +49,9 @@ STOPS = {
         ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
         stop |= {"token_ids": ids, "ignore_eos": True}""",
 }
+REFUSES = """    if {name} not in ({neutral}, None):
+        raise ValueError("the engine has no option {name}")
+"""
 # Fields of a GenerationConfig that change nothing here.
 IDLE = WITHOUT_EFFECT - {
     "pad_token_id",
@@ -55,20 +59,55 @@ IDLE = WITHOUT_EFFECT - {
     "output_scores",
     "output_logits",
 }
+# Those that a call of generate itself may say.
+IDLE_KEYS = {"use_cache", "early_stopping", "length_penalty", "bos_token_id", "synced_gpus"}
 VERSION = {"transformers_version"}
 ENDS = "the ids that ended the old code's rows"
 
 
 def keywords(seen: Observed, source: str) -> list[str]:
     """Keywords that the function of a draft takes."""
-    named = set(re.findall(r"\w+", source)) | config_fields(seen, source)
+    named = {*re.findall(r"\w+", source), *config_fields(seen, source), *seen.argument_words}
+    said = said_keys(source)
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
     if "stop_strings" in more:
         more.append("tokenizer")
-    idle = ["pad_token_id", *sorted(config_fields(seen, source) & IDLE)]
+    idle = ["pad_token_id", *sorted(config_fields(seen, source) & IDLE | IDLE_KEYS & said.keys())]
+    idle += [name for name in POSSIBLE if name in said]
     if "GenerationConfig" in named:
         idle += VERSION
     return [*FIELDS, *more, *idle]
+
+
+def said_keys(source: str) -> dict[str, list[ast.expr]]:
+    """What the source writes as a key, a keyword or a field: its values."""
+    pairs: list[tuple[object, ast.expr]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword):
+            pairs.append((node.arg, node.value))
+        elif isinstance(node, ast.Dict):
+            pairs += [(getattr(key, "value", None), v) for key, v in zip(node.keys, node.values)]
+        elif isinstance(node, ast.Assign):
+            target = node.targets[0]
+            key = getattr(getattr(target, "slice", None), "value", None)
+            pairs.append((getattr(target, "attr", key), node.value))
+    found: dict[str, list[ast.expr]] = {}
+    for name, value in pairs:
+        if isinstance(name, str):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def without_option(source: str) -> list[str]:
+    """Keywords that the source writes, and the engine has nothing for; not what says nothing, as
+    `num_beams=1`."""
+    said = said_keys(source)
+    idle = ("1", "None", "False")
+    return [
+        name
+        for name in POSSIBLE
+        if any(ast.unparse(value) not in idle for value in said.get(name, ()))
+    ]
 
 
 def config_fields(seen: Observed, source: str) -> set[str]:
@@ -105,9 +144,13 @@ def other_ends(seen: Observed) -> list[int]:
 
 def refuse_unlisted(seen: Observed, source: str, stars: str) -> None:
     """Raise Unsure where the keywords would need more than the function of a draft has."""
-    for name in sorted(config_fields(seen, source) - set(keywords(seen, source))):
+    known = set(keywords(seen, source)) - POSSIBLE.keys()
+    for name in sorted(config_fields(seen, source) - known):
         raise Unsure(f"a GenerationConfig sets {name}", NO_OPTION, POSSIBLE.get(name, ""))
     what = f"`{stars}` holds keywords that are known at run time only"
+    for beams in seen.values("sampling", "num_beams"):
+        if beams != 1:
+            raise Unsure(f"{what}; num_beams was {beams}", NO_OPTION, POSSIBLE["num_beams"])
     if len(ends_seen(seen)) > 1:
         raise Unsure(what, "the goldens' rows end at different ids", "write them out")
     if seen.settings.get("max_length"):
@@ -134,6 +177,11 @@ def generation_options(seen: Observed, source: str, name: str) -> str:
     for keyword in known:
         value, origin = default_of(keyword, seen)
         lines.append(f"    {keyword}={value!r},{f'  # {origin}' if origin else ''}")
+    refused = "".join(
+        REFUSES.format(name=word, neutral=1 if word == "num_beams" else None)
+        for word in known
+        if word in POSSIBLE
+    )
     fields = "".join(f"        {text},\n" for word, text in OPTIONS.items() if word in known)
     min_p = ', "min_p": min_p' if "min_p" in known else ""
     stops = "".join(text for word, text in STOPS.items() if word in known)
@@ -148,7 +196,7 @@ def {name}(
     """Options of the engine for keywords of transformers' generate.
 
     Defaults are what the old code took without saying so; another keyword is an error."""
-    options = {{
+{refused}    options = {{
 {fields}    }}
     if do_sample:
         options |= {{"temperature": temperature, "top_p": top_p, "top_k": top_k or None{min_p}}}

@@ -493,6 +493,7 @@ class Statements(Calls):
     ) -> list[cst.BaseStatement]:
         seed_before = scope.seed
         before = dict(scope.env)
+        scope.branches += 1
         body = self.block(statement.body, scope)
         after_body = dict(scope.env)
         seed = scope.seed
@@ -503,6 +504,7 @@ class Statements(Calls):
             self.reused = {k: v for k, v in after_body.items() if before.get(k) is not v}
             orelse = self.orelse(statement.orelse, scope)
             self.reused = outside
+        scope.branches -= 1
         scope.env = self.merged_env(
             before, after_body, dict(scope.env) if statement.orelse else before
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from parity.draft.decisions import Decisions
 from parity.draft.module import Draft
 
 from .drafts import Engine, draft_of, row, run, seen
@@ -214,3 +215,34 @@ def test_draft_of_a_prompt_with_braces_keeps_them() -> None:
     """
     value, engine = run(draft_of(source, seen(text="a")), "answer", "a")
     assert (value, engine.calls[0][0]) == ("Q: aANSWER", [{"prompt": "Q: a"}])
+
+
+BATCH_OF_IMAGES = """
+    from PIL import Image
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    processor = AutoProcessor.from_pretrained("m")
+    model = AutoModelForImageTextToText.from_pretrained("m")
+
+    def answer(paths, images):
+        chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": p}]}] for p in paths]
+        texts = [processor.apply_chat_template(c, tokenize=False, add_generation_prompt=True) for c in chats]
+        inputs = processor(text=texts, images=images, padding=True, return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+        new = [o[len(i):] for i, o in zip(inputs.input_ids, out)]
+        return processor.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+"""
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_draft_of_a_batch_gives_each_request_its_image_where_each_had_one(each: int) -> None:
+    rows = [{**row(), "images": [{}] * each}] * 2
+    draft = draft_of(BATCH_OF_IMAGES, seen(rows=rows, paths=["a", "b"]), Decisions(yes=False, read=lambda _: "turn"))
+    if each == 2:
+        assert not draft.is_moved and "one image each" in draft.todos[0].text
+        return
+    value, engine = run(draft, "answer", ["a", "b"], ["A", "B"])
+    assert value == ["ANSWER", "ANSWER"]
+    [(requests, _)] = engine.calls
+    assert [(r["messages"][0]["content"][1]["text"], r["images"]) for r in requests] == [("a", ["A"]), ("b", ["B"])]
+    with pytest.raises(ValueError, match="zip"):
+        run(draft, "answer", ["a", "b"], ["A"])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .drafts import draft_of, run, seen
+from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
+from parity.record.taps.models import weights_on_disk
+
+from .drafts import draft_of, row, run, seen
 
 SOURCE = """
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -76,3 +81,95 @@ def test_draft_leaves_a_todo_where_the_tokenizer_is_another(old: str, new: str, 
     draft = draft_of(source.replace(old, new), seen(question="x"))
     assert draft.is_moved and [says in todo.text for todo in draft.todos] == ([True] if says else [])
     assert "# TODO parity: " in draft.code or not says
+
+
+def rows_in(dtype: str, **model: str) -> list[dict[str, Any]]:
+    return [{**row(), "model": {**row()["model"], "dtype": dtype, **model}}]
+
+
+LOADER = """def make():
+    model = AutoModelForCausalLM.from_pretrained("m")CAST
+    return model, AutoTokenizer.from_pretrained("m")
+
+model, tok = make()
+"""
+
+
+@pytest.mark.parametrize("loads", [TOK + MODEL, MODEL + TOK, LOADER])
+@pytest.mark.parametrize(
+    ("cast", "fields"),
+    [
+        (".float()", {"dtype": "float32"}),
+        (".to(torch.float32).eval()", {"dtype": "float32"}),
+        (".eval().to('cuda', torch.float32)", {"dtype": "float32"}),
+        (".to(device='cuda', dtype=getattr(torch, NAME))", {"dtype": "float32"}),
+        ("\nmodel.float()", {"dtype": "float32"}),
+        ("\nmodel = model.to(torch.float32)", {"dtype": "float32"}),
+    ],
+)
+def test_draft_loads_a_model_in_the_dtype_that_it_is_cast_to(cast: str, fields: dict[str, str], loads: str) -> None:
+    text = loads.replace("CAST", cast.replace("\n", "\n    ")) if "CAST" in loads else loads
+    text = text if "CAST" in loads else text.replace(MODEL, MODEL.rstrip() + cast + "\n")
+    source = SOURCE.replace("LOADS", f"import torch\nNAME = 'float32'\n{text}")
+    observed = seen(rows=rows_in("float32"), question="x")
+    value, engine = run(draft_of(source, observed), "answer", "Why?")
+    assert value == "ANSWER" and engine.loads == [("m", fields)]
+
+
+@pytest.mark.parametrize(
+    ("cast", "model", "says"),
+    [
+        ("model.half()", {}, "it is not moved into load()"),
+        ("if NAME:\n    model.float()", {}, "it is not moved into load()"),
+        (LOADER.replace("CAST", "\n    if NAME:\n        model = model.half()"), {}, "it is not moved into load()"),
+        ("def get():\n    return model\nmodel = get().half()", {}, "it is not moved into load()"),
+        ('model = AutoModelForCausalLM.from_pretrained("m", dtype=torch.bfloat16).float()', {}, "another dtype before"),
+        ('model = AutoModelForCausalLM.from_pretrained("m").half()', {"buffers": "float16"}, "buffers"),
+    ],
+)
+def test_draft_leaves_a_cast_that_load_does_not_do(cast: str, model: dict[str, str], says: str) -> None:
+    source = SOURCE.replace("LOADS", f"import torch\nNAME = 'float32'\n{TOK}{MODEL}{cast}\n")
+    draft = draft_of(source, seen(rows=rows_in("float32", **model), question="x"))
+    assert not draft.is_moved and says in draft.todos[0].text and draft.code.count("# TODO parity: ") == 1
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        LOADER.replace("CAST", ".half()"),  # what only loads is translated as a whole
+        TOK + MODEL + "if NAME: model.half()\n",  # a line of its own, and no statement of its own
+    ],
+)
+def test_draft_that_is_not_sure_says_so_in_the_file(old: str) -> None:
+    source = SOURCE.replace("LOADS", f"NAME = 'x'\n{old}")
+    draft = draft_of(source, seen(rows=rows_in("float32", buffers="float16"), question="x"))
+    assert not draft.is_moved and [f"# TODO parity: {todo.text}" in draft.code for todo in draft.todos] == [True]
+    assert all(todo.line for todo in draft.todos)
+
+
+def test_draft_of_a_pipeline_says_its_model_kwargs_to_load() -> None:
+    source = """
+        import torch, transformers
+        ask = transformers.pipeline("text-generation", model="m", model_kwargs={"torch_dtype": torch.bfloat16})
+
+        def answer(question):
+            return ask(question, max_new_tokens=5, return_full_text=False)[0]["generated_text"]
+    """
+    value, engine = run(draft_of(source, seen(question="x")), "answer", "Why?")
+    assert (value, engine.loads) == ("ANSWER", [("m", {"dtype": "bfloat16"})])
+
+
+def test_checkpoint_of_a_golden_is_the_folder_with_its_weights(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name / "m").mkdir(parents=True)
+        (tmp_path / name / "m" / "model.safetensors").write_bytes(name.encode())
+    mentions = [Mention(str(tmp_path / name / "m"), name) for name in ("old", "new")]
+    for name in ("old", "new"):
+        digests = {weights_on_disk(str(tmp_path / name / "m")) or ""}
+        assert checkpoint_path("m", mentions, digests).text == str(tmp_path / name / "m")
+    assert "or its weights are others" in absent_words(checkpoint_path("m", mentions, {"gone"}))
+
+
+def test_checkpoints_of_one_name_are_not_told_apart_by_it() -> None:
+    rows = [rows_in("float32", files=digest)[0] for digest in ("one", "two")]
+    assert with_checkpoint(seen(rows=rows), []).problem == "the goldens were made with 2 checkpoints that are called m"

@@ -565,3 +565,42 @@ def test_draft_of_a_loader_that_takes_an_object_caches_by_what_it_loads() -> Non
     """
     value, engine = run(draft_of(source, seen(question="x")), "answer", "Why?")
     assert (value, engine.loads) == ("ANSWER", [("m", {})])
+
+
+@pytest.mark.parametrize("of", ["loop", "scored"])
+def test_draft_of_code_that_calls_its_model_by_itself_says_what_stands_in_its_place(of: str) -> None:
+    code = "ids = tok(question, return_tensors='pt').input_ids\nall_ids = torch.cat([ids, ids])\nreturn model(all_ids)"
+    draft = body(code, rows=[{**row(), of: True}], question="x")
+    assert not draft.is_moved and "# TODO parity: " in draft.code
+    says = {
+        "loop": "is generate_text_batch with its max_new_tokens",
+        "scored": "engine.score_batch([(prompt, answer)])",
+    }
+    assert says[of] in draft.todos[0].text
+
+
+def test_draft_of_a_class_of_the_file_that_is_called_a_model_is_one_of_the_file() -> None:
+    source = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        class HFModel:
+            def __init__(self, path="m"):
+                self.tok = AutoTokenizer.from_pretrained(path)
+                self.model = AutoModelForCausalLM.from_pretrained(path)
+                self.words = {"do_sample": False, "max_new_tokens": 9}
+
+            def ask(self, question, **words):
+                inputs = self.tok(question, return_tensors="pt")
+                out = self.model.generate(**inputs, **{**self.words, **words})
+                return self.tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        def answer(question):
+            return HFModel().ask(question, max_new_tokens=7)
+    """
+    observed = seen("HFModel.ask", self={"$object": "__main__.HFModel"}, question="x")
+    draft = draft_of(source, observed)
+    value, engine = run(draft, "answer", "Why?")
+    assert value == "ANSWER" and engine.calls == [
+        ([{"prompt": "Why?"}], {"max_new_tokens": 7, "repetition_penalty": 1.0})
+    ]
+    assert draft.factories == {"HFModel.ask": {"self": "make_self"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -267,3 +268,107 @@ def test_draft_of_keywords_of_run_time_whose_rows_end_at_different_ids_is_refuse
     code += "out = model.generate(**inputs, **words)" + decoded("inputs.input_ids.shape[1]")
     draft = body(code, parameters="question, budget=5", rows=ends, question="x")
     assert not draft.is_moved and "end at different ids" in draft.todos[0].text
+
+
+HELPER = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+    PRESET = {"do_sample": False, "max_new_tokens": 9PRESET}
+
+    def answer(question, **kwargs):
+        inputs = tok(question, return_tensors="pt")
+        CODE
+        return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+    def ask(question):
+        return answer(question, max_new_tokens=7)
+"""
+PLAIN = "out = model.generate(**inputs, do_sample=False, **kwargs)"
+MERGED = "said = {**PRESET, **kwargs}\n        out = model.generate(**inputs, **said)"
+
+
+LOCAL = 'said = {"max_new_tokens": 9, "do_sample": False, **kwargs}\n        out = model.generate(**inputs, **said)'
+INPUTS = LOCAL.replace("{", "{**inputs, ").replace("**inputs, **said", "**said")
+
+
+@pytest.mark.parametrize("code", [PLAIN, MERGED, LOCAL, INPUTS, LOCAL.replace("9,", "9, **PRESET,")])
+@pytest.mark.parametrize("preset", ["", ', "use_cache": True', ', "early_stopping": True, "num_beams": 1'])
+def test_draft_of_a_helper_gives_on_the_keywords_of_each_caller(code: str, preset: str) -> None:
+    source = HELPER.replace("CODE", code).replace("9PRESET", "9" + preset)
+    draft = draft_of(source, seen(rows=[row(penalty=1.05)], question="x"))
+    value, engine = run(draft, "ask", "Why?")
+    assert value == "ANSWER" and not draft.todos
+    assert engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 7, "repetition_penalty": 1.05})]
+
+
+@pytest.mark.parametrize("word", ["num_beams", "bad_words_ids", "assistant_model"])
+def test_draft_says_which_keyword_of_a_mapping_has_no_option(word: str) -> None:
+    source = HELPER.replace("CODE", MERGED).replace("9PRESET", f'9, "{word}": tok.other')
+    draft = draft_of(source, seen(question="x"))
+    assert [f"may hold {word}" in todo.text for todo in draft.todos] == [True]
+    with pytest.raises(ValueError, match=f"no option {word}"):
+        run(draft_of(source.replace("tok.other", "4"), seen(question="x")), "ask", "Why?")
+
+
+def test_draft_of_a_mapping_that_the_goldens_saw_with_beams_is_refused() -> None:
+    beams = {**row(), "sampling": {**row()["sampling"], "num_beams": {"value": 3, "from": "caller"}}}
+    source = HELPER.replace("CODE", MERGED).replace("9PRESET", '9, "num_beams": 3')
+    draft = draft_of(source, seen(rows=[beams], question="x"))
+    assert not draft.is_moved and "num_beams was 3" in draft.todos[0].text
+    assert "# TODO parity: " in draft.code
+
+
+CONSTANTS = """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+    from vllm import LLM, SamplingParams
+    tok = AutoTokenizer.from_pretrained("m")
+    model = AutoModelForCausalLM.from_pretrained("m")
+    pipe = pipeline("text-generation", model="m")
+    llm = LLM("m")
+    GREEDY = dict(max_new_tokens=7, do_sample=False)
+    PARAMS = {"max_tokens": 7, "temperature": 0, "stop": ["x"]}
+    ELSEWHERE
+
+    def answer(question):
+        CODE
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        (PROMPT + f"out = model.generate(**inputs, **GREEDY){decoded('inputs.input_ids.shape[1]')}", {}),
+        ("return pipe(question, return_full_text=False, **GREEDY)[0]['generated_text']", {}),
+        ("return llm.generate([question], SamplingParams(**PARAMS))[0].outputs[0].text",
+         {"temperature": 0, "stop": {"strings": ["x"]}}),
+    ],
+)  # fmt: skip
+def test_draft_of_constants_in_a_mapping_has_them_in_its_options(code: str, options: dict[str, object]) -> None:
+    source = textwrap.dedent(CONSTANTS).replace("CODE", textwrap.indent(code, "    ").strip())
+    draft = draft_of(source.replace("ELSEWHERE", ""), seen(question="x"))
+    value, engine = run(draft, "answer", "Why?")
+    assert value == "ANSWER" and engine.calls[0][1] == {"max_new_tokens": 7, **options}
+    assert "generation_options" not in draft.code and not draft.todos
+
+
+def test_draft_of_a_mapping_that_something_changes_reads_none_of_it() -> None:
+    code = "return llm.generate([question], SamplingParams(**PARAMS))[0].outputs[0].text"
+    source = textwrap.dedent(CONSTANTS).replace("CODE", code).replace("ELSEWHERE", "PARAMS['n'] = 2")
+    draft = draft_of(source, seen(question="x"))
+    assert not draft.is_moved and "what `**PARAMS` holds is not seen here" in draft.todos[0].text
+
+
+CHANGED = f"config = {MADE}\nconfig.FIELD\nout = model.generate(**inputs, generation_config=config)"
+
+
+def test_draft_of_scores_that_a_changed_config_asks_for_is_refused_as_scores() -> None:
+    code = CHANGED.replace("FIELD", "output_scores = True") + "\nreturn out.sequences, out.scores"
+    draft = body(PROMPT + code, IMPORT, "question, budget=9", rows=[row(penalty=1.05)], question="x")
+    assert not draft.is_moved and "the scores of generate are read" in draft.todos[0].text
+
+
+def test_draft_of_a_config_whose_field_has_no_option_says_so() -> None:
+    code = CHANGED.replace("FIELD", "num_beams = budget") + decoded("inputs.input_ids.shape[1]")
+    draft = body(PROMPT + code, IMPORT, "question, budget=9", question="x")
+    assert ["may hold num_beams" in todo.text for todo in draft.todos] == [True]
