@@ -20,7 +20,7 @@ from parity.companions.decisions import decide
 from ..companions.test_decisions import ASKED
 from ..conftest import TEXT, Load, chat, open_engine
 
-COUNT = chat("Count to 25.")
+COUNT = chat("Count to 12.")
 LONG = chat("You know this. " * 20 + "What is the capital of France?")
 FILE = "model.safetensors"
 
