@@ -92,7 +92,7 @@ def test_padding_is_never_counted(text: GenerationEngine) -> None:
 
 # -- endings -----------------------------------------------------------------------------------------------------------
 
-COUNT = chat("Count to 12.")
+COUNT, FURTHER = chat("Count to 12."), chat("Count to 20.")  # 39 tokens, 71
 STOPS = [
     ["9"],
     ["1"],
@@ -245,8 +245,7 @@ def test_min_new_tokens_holds_back_every_end(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT], {"min_new_tokens": least, "max_new_tokens": least + 40})
     assert result.completion_tokens >= least
     assert not set(result.token_ids[:least]) & set(text.checkpoint.eos_ids)
-    further = chat("Count to 20.")
-    [stopped] = text.generate_text_batch([further], {"min_new_tokens": 12, "stop": [", 2"]})  # the first is in token 4
+    [stopped] = text.generate_text_batch([FURTHER], {"min_new_tokens": 12, "stop": [", 2"]})  # the first is in token 4
     assert stopped.text == ", ".join(map(str, range(1, 20)))
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ", 2")
 
@@ -261,8 +260,9 @@ def test_min_new_tokens_does_not_hold_back_an_ignored_end(both: Both) -> None:
 
 
 def test_min_new_tokens_gives_the_same_on_both(both: Both) -> None:
-    for options in ({"min_new_tokens": 50, "max_new_tokens": 70}, {"min_new_tokens": 12, "stop": [", 2"]}):
-        hf, vllm = (engine.generate_text_batch([chat("Count to 20.")], options)[0] for engine in both(TEXT))
+    longer, later = {"min_new_tokens": 50, "max_new_tokens": 70}, {"min_new_tokens": 12, "stop": [", 2"]}
+    for request, options in ((COUNT, longer), (FURTHER, later)):
+        hf, vllm = (engine.generate_text_batch([request], options)[0] for engine in both(TEXT))
         assert (hf.token_ids, hf.text, hf.finish_reason, hf.stop_reason) == (
             vllm.token_ids, vllm.text, vllm.finish_reason, vllm.stop_reason,
         )  # fmt: skip
