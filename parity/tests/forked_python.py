@@ -250,7 +250,7 @@ def become(request: Request, files: Sequence[int], client: str, variables: Mappi
     os.environ.update(variables)
     os.environ.update(request.variables)
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ or "-B" in request.flags
-    sys.stdout.reconfigure(write_through="-u" in request.flags)  # type: ignore[attr-defined]
+    sys.stdout.reconfigure(write_through="-u" in request.flags)  # type: ignore[union-attr]
     sys.executable = client
     sys.orig_argv = [client, *request.words]
     numpy: Any = sys.modules.get("numpy")
