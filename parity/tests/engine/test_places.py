@@ -113,10 +113,10 @@ def test_rows_with_pictures_join_others(shared: Load) -> None:
 
 def some_ends(engine: GenerationEngine, requests: Any) -> dict[str, Any]:
     """Options under which a random model's answers have many lengths."""
-    options = {"max_new_tokens": 24, "logprobs": 0, "temperature": 1.0}
+    options = {"max_new_tokens": 40, "logprobs": 0, "temperature": 1.0}
     free = engine.generate_text_batch(requests, {**options, "stop": {"ignore_eos": True}})
     known = len(engine.tokenizer)
-    ends = ragged_ends([result.token_ids for result in free], frozenset(), 24)
+    ends = ragged_ends([result.token_ids for result in free], frozenset(), 40)
     return {**options, "stop": {"ignore_eos": True, "token_ids": [token for token in ends if token < known]}}
 
 
