@@ -61,11 +61,20 @@ PROMPT = gen_engine.Prompt(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One server for all processes of a run."""
-    if not hasattr(config, "workerinput"):
+    """One server for all processes of a run; xdist's workers are forks of it, too."""
+    if hasattr(config, "workerinput"):
+        sys.executable = config.workerinput["python"]
+    else:
         stack = contextlib.ExitStack()
         os.environ[SERVER] = str(stack.enter_context(running_server()))
         config.add_cleanup(stack.close)
+        config.option.tx = [f"{spec}//python={os.environ[SERVER]}/python" for spec in config.getoption("tx", ())]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist starts a worker."""
+    node.workerinput["python"] = sys.executable
 
 
 @pytest.hookimpl(wrapper=True)

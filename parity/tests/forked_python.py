@@ -1,10 +1,10 @@
 """Python processes of tests that need not import the libraries: forks of one process that has imported them.
 
-Importing torch, transformers and vLLM costs ten seconds of processor, and a hundred tests start processes that do it.
-With the fixture `forked_python` (conftest.py), `sys.executable` and the `python` on PATH are a client: it hands its
-arguments, folder, environment and open files to a server, which is one for the whole run and imports the libraries at
-the first request; a fork of the server runs the program as Python would, and the client ends as the fork ends. What a
-fork starts with `sys.executable` is a fork, too.
+Importing torch, transformers and vLLM costs ten seconds of processor, and a hundred tests start processes that do it;
+xdist's workers are such processes, too. With the fixture `forked_python` (conftest.py), `sys.executable` and the
+`python` on PATH are a client: it hands its arguments, folder, environment and open files to a server, which is one for
+the whole run and imports the libraries at the first request; a fork of the server runs the program as Python would, and
+the client ends as the fork ends. What a fork starts with `sys.executable` is a fork, too.
 
 A process is a real one all the same where it has flags, or variables that libraries read at import other than the
 server has. A test stays without the fixture where the start of a process is its subject: what is imported when, a
@@ -19,6 +19,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -38,7 +39,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LIBRARIES = ("torch", "transformers.generation", "vllm.entrypoints.llm")
+LIBRARIES = (
+    "torch",
+    "transformers.generation",
+    "vllm.entrypoints.llm",
+    # What the first engine of a process imports: two of the three seconds that it takes.
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3_vl",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+    "transformers.models.qwen3.modeling_qwen3",
+)
 # Variables that Python or a library may read when it is imported begin so.
 READ_AT_IMPORT = (
     "CUDA",
@@ -99,9 +109,14 @@ class Request:
     variables: Mapping[str, str]
 
     @property
+    def flags(self) -> Sequence[str]:
+        """Those that a fork can have."""
+        return list(itertools.takewhile(("-B", "-u").__contains__, self.words))
+
+    @property
     def program(self) -> Sequence[str]:
-        """The words behind the only flag that a fork can have."""
-        return self.words[1:] if self.words[:1] == ["-B"] else self.words
+        """The words behind them."""
+        return self.words[len(self.flags) :]
 
 
 # == In the process that runs the tests ==
@@ -234,7 +249,8 @@ def become(request: Request, files: Sequence[int], client: str, variables: Mappi
     os.environ.clear()
     os.environ.update(variables)
     os.environ.update(request.variables)
-    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ or request.program != request.words
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ or "-B" in request.flags
+    sys.stdout.reconfigure(write_through="-u" in request.flags)  # type: ignore[union-attr]
     sys.executable = client
     sys.orig_argv = [client, *request.words]
     numpy: Any = sys.modules.get("numpy")

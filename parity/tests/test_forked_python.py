@@ -131,7 +131,7 @@ def test_what_a_fork_starts_is_a_fork() -> None:
 def test_what_no_fork_can_be_is_started() -> None:
     assert not is_forked("-S") and not is_forked("-I")
     assert not is_forked(OMP_NUM_THREADS="3") and not is_forked(HF_HOME="/no/such")
-    assert is_forked("-B", PYTHONPATH="/no/such", SOMETHING="else")
+    assert is_forked("-B", "-u", PYTHONPATH="/no/such", SOMETHING="else")
 
 
 def test_forks_sample_differently() -> None:

@@ -85,6 +85,7 @@ def test_wheel_holds_nothing_of_the_proof(installed: Path) -> None:
     assert not (installed / "parity/proof").exists() and not (installed / "parity/tests").exists()
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("command", ["demo", "trace demo", "schedule", "bench --model random-25m --backends hf"])
 def test_wheel_says_that_a_command_needs_a_clone(command: str, installed: Path, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -294,7 +294,7 @@ def bench_command(model: Path, capsys: Capture, *words: str) -> tuple[int, str]:
 
 
 def test_bfloat16_answers_that_part_by_rounding_have_a_ratio(random_model: Path, capsys: Capture) -> None:
-    code, told = bench_command(random_model, capsys, "--load", "12", "--max-new-tokens", "64")
+    code, told = bench_command(random_model, capsys, "--load", "12", "--max-new-tokens", "32")
     if known_biases("vllm", "bfloat16"):  # vLLM's kernels do not round here: more than rounding is right, too
         assert code == int("ANSWERS DIFFER" in told), told
         return
@@ -424,14 +424,14 @@ def test_all_contenders_answer_the_same_on_every_workload(
     tmp_path: Path, capsys: Capture, model: Path, kind: str
 ) -> None:
     shapes = ",".join(workloads.SHAPES)
-    small = ["--load", "1,4", "--max-new-tokens", "12", "--repeats", "1", "--workload", shapes, "--out", str(tmp_path)]
+    small = ["--load", "4", "--max-new-tokens", "12", "--repeats", "1", "--workload", shapes, "--out", str(tmp_path)]
     assert main(["bench", "--model", str(model), "--raw", *small]) == 0
     said = capsys.readouterr()
     continuous = {"hf continuous"} if kind == "text" and contenders.has_continuous_batching() else set()
-    assert len(re.findall(" equal$", said.out, re.MULTILINE)) == (3 + len(continuous)) * 2 * len(workloads.SHAPES)
+    assert len(re.findall(" equal$", said.out, re.MULTILINE)) == (3 + len(continuous)) * len(workloads.SHAPES)
     assert "hf loaded in" in said.out and "about" in said.err
     values = json.loads((tmp_path / "bench.json").read_text())
-    assert values["exit_code"] == 0 and len(values["results"]) == 2 * len(workloads.SHAPES)
+    assert values["exit_code"] == 0 and len(values["results"]) == len(workloads.SHAPES)
     even = values["results"][0]["contenders"]
     assert set(even) == {"hf", "hf plain", "vllm", "vllm generate"} | continuous
     assert {row["tokens"] for row in even.values()} == {4 * 12}

@@ -36,7 +36,7 @@ from parity.companions.speculation import Speculation
 from parity.goldens.store import Store
 from parity.models.tasks import text_tasks
 from parity.proof.callsites.rollout_worker import cases, moved
-from parity.rollout.report import read_workers
+from parity.rollout.report import disagreements, read_workers, summary
 
 from ..conftest import ROOT, TEXT, VL, WINDOW, Load, chat, of_task
 
@@ -422,16 +422,39 @@ def test_it_says_that_it_waits_for_more_than_ray_has(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[moved.DecoupledGroup]:
-    """Two of each; the tests at the end of the file end one of each."""
+def ray() -> Iterator[Any]:
+    """Places for two verifiers and two drafters, and for two workers of another group."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray = importlib.import_module("ray")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # workers have not seen ours
     environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}}
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def group(ray: Any) -> Iterator[moved.DecoupledGroup]:
+    """Two of each; the tests at the end of the file end one of each."""
     with (group := moved.DecoupledGroup(str(TEXT), spec_tokens=3, verifiers=2, drafters=2)):
         yield group
-    ray.shutdown()
+
+
+@pytest.mark.usefixtures("ray")
+def test_two_workers_answer_in_order_and_report_stragglers(tmp_path: Path) -> None:
+    prompts = [*cases.MANY, "Count to 12."]
+    with moved.RolloutGroup(str(TEXT), workers=2, backend="hf", spec_tokens=3) as group:
+        results = group.rollout(prompts, str(tmp_path / "free"))
+        alone = group.rollout(cases.MANY[:1], str(tmp_path / "one"))
+        fixed = [result["token_ids"][:4] for result in results]
+        again = group.rollout(prompts, str(tmp_path / "fixed"), fixed=fixed)
+    assert [result["text"] for result in results][2:4] == ["The capital of France is Paris.", results[3]["text"]]
+    assert results[0]["text"].startswith("1, 2, 3") and alone == results[:1]
+    assert [result["token_ids"] for result in again] == fixed
+    workers = read_workers(tmp_path / "free")
+    assert [len(worker.request) for worker in workers] == [5, 4]
+    assert [fault for worker in workers for fault in disagreements(worker)] == []
+    assert "straggler" in summary(workers) and "worker 1" in summary(workers)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

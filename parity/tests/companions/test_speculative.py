@@ -38,9 +38,9 @@ SPECULATIVE = {
     "ngram": Speculation("ngram", num_tokens=3),
     "draft_model": Speculation("draft_model", num_tokens=3, model=str(DRAFT)),
 }
-TASKS = text_tasks(14, seed=3)
+TASKS = text_tasks(14, seed=3)[::2]
 REQUESTS = [of_task(task) for task in TASKS]
-COUNT = chat("Count to 25.")
+COUNT = chat("Count to 12.")
 
 
 @pytest.fixture(params=SPECULATIVE)

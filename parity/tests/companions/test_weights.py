@@ -22,7 +22,7 @@ from parity.models.tasks import drawing
 from ..conftest import ROOT, TEXT, VL, chat, open_engine
 
 FILE = "model.safetensors"
-QUESTIONS = ["Count to 25.", "Name three fruits."]
+QUESTIONS = ["Count to 12.", "Name three fruits."]
 OPTIONS = {"max_new_tokens": 8, "logprobs": 0}
 EMBEDDING = "model.embed_tokens.weight"
 QUERY = "model.layers.0.self_attn.q_proj.weight"

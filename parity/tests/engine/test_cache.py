@@ -311,18 +311,18 @@ ERRORS = [OSError(28, "No space left on device"), RuntimeError("down"), KeyError
 def test_a_store_that_raises_costs_one_warning_and_no_answer(
     failing: tuple[str, ...], error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Failing(*failing, error=error)
+    store, short = Failing(*failing, error=error), {"max_new_tokens": 3}
     requests = [COUNT, chat("Count to 5."), chat("Count to 6.")]
     with open_engine(TEXT, "hf", cache=store) as engine, caplog.at_level(logging.WARNING, "gen_engine"):
-        plain = engine.generate_text_batch(requests, cache=False)
+        plain = engine.generate_text_batch(requests, short, cache=False)
         for _ in range(3):
-            assert engine.generate_text_batch(requests) == plain
+            assert engine.generate_text_batch(requests, short) == plain
         quiet = failing == ("get",) and isinstance(error, KeyError)  # that is a miss
         told = [] if quiet else [f"the cache fails: {error!r}; answers go on uncached"]
         assert warnings_in(caplog) == told
         store.failing = ()
-        engine.generate_text_batch(requests)
-        assert [r.cached for r in engine.generate_text_batch(requests)] == [True] * 3  # it is well again
+        engine.generate_text_batch(requests, short)
+        assert [r.cached for r in engine.generate_text_batch(requests, short)] == [True] * 3  # it is well again
 
 
 def test_a_failing_store_is_not_asked_for_every_row() -> None:

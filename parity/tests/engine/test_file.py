@@ -81,7 +81,7 @@ import json, os, sys
 from gen_engine import load
 from parity.tests.conftest import SMALL, TEXT
 
-before = dict(os.environ)
+before = json.load(sys.stdin)
 for backend, settings in SMALL.items():
     with load(TEXT, backend=backend, max_model_len=512, **settings) as engine:
         requests = [{"prompt": "a"}, {"prompt": "a", "structured": {"choice": ["a", "b"]}}]
@@ -92,23 +92,24 @@ print(json.dumps(sorted(changed)))
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_the_page_names_every_variable_that_engines_leave() -> None:
     page = (ROOT / "parity/engine.md").read_text(encoding="utf-8").partition("**What it touches")[2]
     stays = {name for row in re.findall(r"^\| (.+?) \|.*\| stays", page, re.MULTILINE) for name in row.split("`")}
     clean = {name: value for name, value in os.environ.items() if name not in stays}  # which other tests have left
-    done = run("-c", LEFT, env=clean)
+    command = [sys.executable, "-c", LEFT]
+    done = subprocess.run(
+        command, input=json.dumps(clean), capture_output=True, text=True, cwd=ROOT, check=False, env=clean
+    )
     assert done.returncode == 0, done.stderr
     left = set(json.loads(done.stdout.splitlines()[-1]))
     assert left and not left - stays, left - stays
 
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, env=env)
-
-
 def test_importing_costs_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'vllm', 'PIL', 'numpy', 'tqdm', 'jinja2'}"
-    done = run("-c", f"import gen_engine, sys; print(sorted({heavy} & set(sys.modules)))")
+    command = [sys.executable, "-c", f"import gen_engine, sys; print(sorted({heavy} & set(sys.modules)))"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 

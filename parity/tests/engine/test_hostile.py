@@ -38,7 +38,7 @@ from parity.proof.fuzz.hostile_table import circle, nested
 
 from ..conftest import TEXT, VL, Load, chat, open_engine
 
-FRANCE, PERU, COUNT = chat("What is the capital of France?"), chat("What is the capital of Peru?"), chat("Count to 25.")
+FRANCE, PERU, COUNT = chat("What is the capital of France?"), chat("What is the capital of Peru?"), chat("Count to 12.")
 HALF = "a\ud800b"
 
 
@@ -1008,8 +1008,9 @@ def test_a_chat_template_that_is_no_text_costs_the_chats(edited: Any, template: 
 
 def test_where_no_token_is_left_the_row_is_an_error(hooked: GenerationEngine) -> None:
     """vLLM by itself would go on with the first token of its vocabulary."""
-    options = {"no_repeat_ngram_size": 1, "max_new_tokens": 700, "stop": {"ignore_eos": True}}
-    [error] = hooked.generate_text_batch([COUNT], options, on_error="return")
+    options = {"no_repeat_ngram_size": 1, "max_new_tokens": 10, "stop": {"ignore_eos": True}}
+    request = {"prompt_token_ids": [*range(hooked.checkpoint.vocabulary - 5)]}
+    [error] = hooked.generate_text_batch([request], options, on_error="return")
     assert isinstance(error, OptionError) and "no token is left to choose" in str(error)
 
 

@@ -21,7 +21,7 @@ from .test_breadth import SIZE, TEXT_MODELS, qwen2_5_vl, save, vlm_checkpoint, v
 
 JOINING = Joining()
 TASKS = [of_task(task) for task in text_tasks(2)]
-RAGGED = [chat(f"Count to {n}.") for n in (3, 16, 2, 9, 4, 19, 5, 7, 12, 6, 10, 8)]
+RAGGED = [chat(f"Count to {n}.") for n in (3, 10, 2, 6, 4, 12, 5, 7, 8)]
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
@@ -60,7 +60,7 @@ def told(result: Any) -> Any:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_row_that_joins_is_the_row_alone(shared: Load, name: str) -> None:
     few, many = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING), shared(TEXT, "hf")
-    options = {"max_new_tokens": 120, **SETTINGS[name]}
+    options = {"max_new_tokens": 40, **SETTINGS[name]}
     with forwards(few) as seen:
         together = few.generate_text_batch(RAGGED + TASKS, options, cache=False)
     assert max(rows for rows, _ in seen) == 4
@@ -131,7 +131,7 @@ def test_places_change_nothing_for_other_architectures(name: str, tmp_path: Path
         model = save(tmp_path / name, getattr(transformers, kind)(**sizes), TEXT)
     else:
         model = vlm_checkpoint(qwen2_5_vl, tmp_path / name)
-    requests = [{"prompt": f"Count to {n}." * (1 + n % 3), "seed": n} for n in range(12)]
+    requests = [{"prompt": f"Count to {n}." * (1 + n % 3), "seed": n} for n in range(8)]
     with open_engine(model, "hf", max_model_len=512) as engine:
         options = some_ends(engine, requests)
         alone = [engine.generate_text_batch([request], options)[0] for request in requests]
@@ -139,7 +139,7 @@ def test_places_change_nothing_for_other_architectures(name: str, tmp_path: Path
     settings = {"max_model_len": 512, "max_batch_size": 3, "decoder": JOINING}
     with open_engine(model, "hf", **settings) as engine, forwards(engine) as seen:
         together = engine.generate_text_batch(requests, options)
-    assert (len(prompts(seen)) > 4) == (name not in ("gemma2", "gemma3"))
+    assert (len(prompts(seen)) > 3) == (name not in ("gemma2", "gemma3"))
     assert [result.token_ids for result in together] == [result.token_ids for result in alone]
     for result, expected in zip(together, alone):
         assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
@@ -171,7 +171,7 @@ def test_what_was_written_for_the_librarys_loop_sees_no_row_join(shared: Load) -
     with forwards(engine) as seen:
         found = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, plugins=[Watches()], cache=False)
     assert [r.token_ids for r in found] == [r.token_ids for r in plain]
-    assert prompts(seen) == [4, 4, 4]
+    assert prompts(seen) == [4, 4, 1]
 
 
 def test_no_row_joins_where_the_model_counts_places_by_itself(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_no_row_joins_where_the_model_counts_places_by_itself(shared: Load, monk
     monkeypatch.setattr(engine.model, "forward", lambda *args, **kwargs: forward(*args, **kwargs))
     with forwards(engine) as seen:
         assert engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False) == expected
-    assert prompts(seen) == [4, 4, 4]
+    assert prompts(seen) == [4, 4, 1]
 
 
 def test_memory_that_is_short_while_rows_join_loses_nothing(

@@ -20,7 +20,7 @@ from parity.companions.decisions import decide
 from ..companions.test_decisions import ASKED
 from ..conftest import TEXT, Load, chat, open_engine
 
-COUNT = chat("Count to 25.")
+COUNT, SHORT = chat("Count to 12."), {"max_new_tokens": 24}
 LONG = chat("You know this. " * 20 + "What is the capital of France?")
 FILE = "model.safetensors"
 
@@ -45,17 +45,17 @@ def other(edited: Any) -> Path:
 def test_updated_weights_answer_like_a_checkpoint_that_has_them(backend: str, other: Path) -> None:
     store: dict[str, str] = {}
     with open_engine(other, backend) as engine:
-        [expected] = engine.generate_text_batch([COUNT])
+        [expected] = engine.generate_text_batch([COUNT], SHORT)
     with open_engine(TEXT, backend, cache=store) as engine:
-        [before] = engine.generate_text_batch([COUNT])
+        [before] = engine.generate_text_batch([COUNT], SHORT)
         assert before.weight_version is None and before.token_ids != expected.token_ids
         engine.update_weights(weights_of(other), version="one")
-        [after] = engine.generate_text_batch([COUNT])
+        [after] = engine.generate_text_batch([COUNT], SHORT)
         assert (after.token_ids, after.cached, after.weight_version) == (expected.token_ids, False, "one")
-        [again] = engine.generate_text_batch([COUNT])
+        [again] = engine.generate_text_batch([COUNT], SHORT)
         assert again.cached and again.token_ids == expected.token_ids
         engine.update_weights(iter(weights_of(TEXT).items()))
-        [back] = engine.generate_text_batch([COUNT])
+        [back] = engine.generate_text_batch([COUNT], SHORT)
         assert back.token_ids == before.token_ids and not back.cached
         assert back.weight_version not in (None, "one")
 
@@ -123,13 +123,13 @@ def test_answers_of_weights_that_are_being_written_are_in_no_cache(other: Path) 
     store: dict[str, str] = {}
     new = {"prompt": "Count to 4."}
     with open_engine(TEXT, "hf", cache=store) as engine:
-        [before] = engine.generate_text_batch([COUNT])
+        [before] = engine.generate_text_batch([COUNT], SHORT)
         with engine.bare() as model:
             model.load_state_dict(weights_of(other), strict=False)
-            [inside, _] = engine.generate_text_batch([COUNT, new])
+            [inside, _] = engine.generate_text_batch([COUNT, new], SHORT)
         assert not inside.cached and inside.token_ids != before.token_ids
     with open_engine(TEXT, "hf", cache=store) as engine:
-        [same, own] = engine.generate_text_batch([COUNT, new])
+        [same, own] = engine.generate_text_batch([COUNT, new], SHORT)
         assert same.cached and not own.cached
 
 

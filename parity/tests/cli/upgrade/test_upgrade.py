@@ -1,4 +1,4 @@
-"""`parity upgrade` between two real environments, made of links to this one's libraries, in which two small packages
+"""`parity upgrade` between two real environments, made of links to this one's packages, in which two small packages
 have other versions."""
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def variables() -> Iterator[Mapping[str, str]]:
 def world(tmp_path_factory: pytest.TempPathFactory, variables: Mapping[str, str]) -> Path:
     """old/ and new/ with a site of code whose golden the old one recorded."""
     folder = tmp_path_factory.mktemp("world")
-    common = [package for package in installed_here().packages.values() if package.name != "gen-engine"]
+    stubs = [wheel(folder, name, "0", "") for name in ("torch", "transformers")]  # no code here calls them
+    installed = installed_here().packages.values()
+    common = [package for package in installed if package.name not in ("gen-engine", "torch", "transformers")] + stubs
     for name, version in (("old", "1.0"), ("new", "2.0")):
         mine = wheel(folder, "shout", version, LOUD[version])
         quiet = wheel(folder, "quiet", version, "")
