@@ -655,7 +655,7 @@ class Calls(Expressions):
         """Requests of a batch, each with its image. Raises Unsure unless each row had one."""
         if requests.node is None or not self.seen.has_image_each():
             raise Unsure("images of a batch", "the goldens' rows do not hold one image each")
-        words = ", ".join(image_words(cst.parse_expression("[image]"), base))
+        words = ", ".join(image_words(cst.parse_expression("image"), base))
         node = parse(
             "[{**request, " + words + "} for request, image in zip({rows}, {images}, strict=True)]",
             rows=requests.node,

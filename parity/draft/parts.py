@@ -418,6 +418,8 @@ class Additions:
 AS_IT_LIES = '''
 def as_it_lies(image):
     """The image without its EXIF: the old code did not turn images upright by it."""
+    if isinstance(image, list):
+        return [as_it_lies(one) for one in image]
     image = image.copy()
     image.getexif().clear()
     image.info.pop("exif", None)

@@ -6,7 +6,9 @@ import textwrap
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from gen_engine import VlmGenerationRequest
 from parity.draft.decisions import Decisions
 from parity.draft.module import Draft
 
@@ -243,6 +245,17 @@ def test_draft_of_a_batch_gives_each_request_its_image_where_each_had_one(each: 
     value, engine = run(draft, "answer", ["a", "b"], ["A", "B"])
     assert value == ["ANSWER", "ANSWER"]
     [(requests, _)] = engine.calls
-    assert [(r["messages"][0]["content"][1]["text"], r["images"]) for r in requests] == [("a", ["A"]), ("b", ["B"])]
+    assert [(r["messages"][0]["content"][1]["text"], r["images"]) for r in requests] == [("a", "A"), ("b", "B")]
     with pytest.raises(ValueError, match="zip"):
         run(draft, "answer", ["a", "b"], ["A"])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_draft_of_a_batch_takes_an_image_of_each_row_or_a_list_with_it(nested: bool) -> None:
+    """Processors take both. A list was asked for its EXIF."""
+    rows = [{**row(), "images": [{}]}] * 2
+    images = [Image.new("RGB", (2, 2), colour) for colour in ("red", "blue")]
+    draft = draft_of(BATCH_OF_IMAGES, seen(rows=rows, paths=["a", "b"]))
+    _, engine = run(draft, "answer", ["a", "b"], [[image] for image in images] if nested else images)
+    given = [VlmGenerationRequest(**request).images for request in engine.calls[0][0]]
+    assert [[image.tobytes() for image in own] for own in given] == [[image.tobytes()] for image in images]
