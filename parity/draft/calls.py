@@ -121,6 +121,7 @@ class Calls(Expressions):
         raise NotImplementedError
 
     left: list[str]  # what the old code said of a load, and `load` decides; for a comment
+    sources: list[str]  # where options come from that stand in one line; for a comment
 
     def word(self, name: str) -> str:
         raise NotImplementedError
@@ -463,6 +464,8 @@ class Calls(Expressions):
             fields["chat"] = mapping(chat)
         is_silent = "enable_thinking" not in said and "enable_thinking" in chat
         request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
+        if is_silent and scope.is_inline:
+            self.sources.append(f"enable_thinking: {THINKS}")
         tokenizes = said.get("tokenize")
         default = base.kind != "processor"  # a processor's default is a text
         is_text = constant(tokenizes) is False or (tokenizes is None and not default)

@@ -110,6 +110,7 @@ class ModuleDraft(Statements):
         self.changes: list[str] = []
         self.notes: list[str] = []
         self.left = []
+        self.sources = []
         self.stack: list[str] = []
         self.loads: list[Load] = []
         self.early: dict[int, Value] = {}
@@ -176,10 +177,13 @@ class ModuleDraft(Statements):
             before[-1] = with_comments(before[-1], self.left_comment())
 
     def left_comment(self) -> list[str]:
-        """Once: what the old code said of a load, and `load` decides by itself."""
+        """Once: what the old code said of a load, and `load` decides by itself; where options come
+        from that stand in one line."""
         said = ", ".join(dict.fromkeys(self.left))
+        sources = [f"# {text}" for text in dict.fromkeys(self.sources)]
         self.left.clear()
-        return [f"{LEFT}{said}"] if said else []
+        self.sources.clear()
+        return [*([f"{LEFT}{said}"] if said else []), *sources]
 
     def line_of(self, node: cst.CSTNode | None) -> int:
         """A line of the old source; 0 where that is not known."""
@@ -658,10 +662,10 @@ class ModuleDraft(Statements):
 
     def as_loader(self, name: str, known: Function) -> bool:
         """A function that only loads: its whole body becomes one cached `load`."""
-        left, loads = list(self.left), list(self.loads)
+        left, loads, sources = list(self.left), list(self.loads), list(self.sources)
         found = parts.Loader(self, known.node).found(Scope(name, outer=self.loader_scope(known)))
         if found is None:
-            self.left, self.loads = left, loads
+            self.left, self.loads, self.sources = left, loads, sources
             self.taken.pop(name, None)
             return False
         value, kept = found

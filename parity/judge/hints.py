@@ -11,6 +11,7 @@ from parity.judge.comparison import Comparison
 from parity.judge.row import Row
 from parity.judge.values import TextPair, has_same_parts, partings
 
+CUTS = "something cuts"
 MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 CLOCK = re.compile(rf"\d{{4}}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|({MONTHS})\w*\b")
 
@@ -19,7 +20,10 @@ def hints_of(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     """What is known of differences like the one that is the cause."""
     stage = stage_of(cause.name)
     if stage == "prompt":
-        return tuple(next(map(of_prompt, filter(has_other_prompt, comparison.pairs)), ()))
+        other = filter(has_other_prompt, comparison.pairs)
+        found = next(map(of_prompt, other), iter(()))
+        is_whole = cause.name == "prompt.template"  # a template's own text cuts nothing
+        return tuple(hint for hint in found if not (is_whole and CUTS in hint))
     if stage in ("value", "decode"):
         return tuple(of_values(comparison))
     return ()
@@ -54,7 +58,7 @@ def of_ids(old: Sequence[int], new: Sequence[int]) -> Iterator[str]:
         yield f"id {short[0]} stands twice at the beginning: a BOS before a text that has one"
     elif short in (long[: len(short)], long[more:]):
         end = "beginning" if long[: len(short)] == short else "end"
-        cut = f"something cuts at {len(short)} ids"
+        cut = f"{CUTS} at {len(short)} ids"
         yield f"the shorter prompt is the {end} of the longer one: {cut}"
 
 

@@ -203,9 +203,9 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
     yield from unfollowed_lines(site, rows)
     if same := equal_arguments(cases):
         count = sum(bool(case.function) for case in cases)
+        calls = f"equal in all {count} calls" if count > 1 else "one call alone, of one value each"
         yield (
-            f"{site}: equal in all {count} calls: {', '.join(same)}; what another value does is"
-            " not in these goldens"
+            f"{site}: {calls}: {', '.join(same)}; what another value does is not in these goldens"
         )
     without = [case.case for case in cases if not case.rows and not case.raised]
     if without:
@@ -241,9 +241,9 @@ def state_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
 
 
 def equal_arguments(cases: Sequence[Case]) -> list[str]:
-    """Arguments that were the same in all calls of a site, of several; but for objects."""
+    """Arguments that were the same in all calls of a site; but for objects."""
     calls = [case.arguments for case in cases if case.function]
-    if len(calls) < 2:
+    if not calls:
         return []
     first, *others = calls
     return [

@@ -49,7 +49,8 @@ def run_scan(args: argparse.Namespace) -> int:
         write_json(args.json, found)
     if args.json != "-":
         is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print(Console(colour=is_terminal, is_full=args.all).text(found))
+        has_next = not args.fail_on
+        print(Console(colour=is_terminal, is_full=args.all, has_next=has_next).text(found))
     if args.html is not None:
         scanned = ", ".join(os.path.abspath(path) for path in args.paths or ["."])
         write_whole(args.html, page(found, scanned).encode("utf-8", "replace"))
@@ -108,7 +109,7 @@ def exit_code(args: argparse.Namespace, found: Scan, baseline: Baseline) -> int:
         ]
     else:
         news = [f"new drift: {finding.message}" for finding in baseline.new_drifts(found)]
-    for line in news:
+    for line in news or [f"no new {'block' if args.fail_on == 'new' else 'drift'}"]:
         say(args, line)
     return DRIFT if news else 0
 

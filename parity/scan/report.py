@@ -29,11 +29,19 @@ NO_BLOCKS = (
 
 class Console:
     """Text for a terminal of some width.   colour: whether it may be painted. is_full: whether
-    nothing is left out."""
+    nothing is left out. has_next: whether it says what to do next."""
 
-    def __init__(self, *, colour: bool = False, is_full: bool = False, width: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        colour: bool = False,
+        is_full: bool = False,
+        has_next: bool = True,
+        width: int = 0,
+    ) -> None:
         self.colour = colour
         self.is_full = is_full
+        self.has_next = has_next
         self.width = width or max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
 
     def paint(self, text: str, how: str) -> str:
@@ -52,7 +60,8 @@ class Console:
         yield from self.findings(scan)
         yield from self.group_tables(scan)
         yield from self.block_table(scan)
-        yield from self.next_steps(scan)
+        if self.has_next:
+            yield from self.next_steps(scan)
 
     # == Head ==
 

@@ -11,6 +11,7 @@ from PIL import Image
 from gen_engine import VlmGenerationRequest
 from parity.draft.decisions import Decisions
 from parity.draft.module import Draft
+from parity.draft.observed import Observed
 
 from .drafts import Engine, draft_of, row, run, seen
 
@@ -259,3 +260,13 @@ def test_draft_of_a_batch_takes_an_image_of_each_row_or_a_list_with_it(nested: b
     _, engine = run(draft, "answer", ["a", "b"], [[image] for image in images] if nested else images)
     given = [VlmGenerationRequest(**request).images for request in engine.calls[0][0]]
     assert [[image.tobytes() for image in own] for own in given] == [[image.tobytes()] for image in images]
+
+
+def test_draft_says_where_the_templates_switch_comes_from_in_a_line_that_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Observed, "thinking", lambda _: True)
+    rows = [{**row(), "images": [{}]}] * 2
+    text = draft_of(BATCH_OF_IMAGES, seen(rows=rows, paths=["a", "b"])).code
+    _, _, after = text.partition("# enable_thinking: the template thinks unless it is told not to\n")
+    assert after.lstrip().startswith('requests = [{"messages": c, "chat": {"enable_thinking": True}} for c in chats]')

@@ -49,6 +49,11 @@ def test_hints_of_two_prompts(old: Any, new: Any, hint: str) -> None:
     assert ";" not in found
 
 
+def test_a_template_that_says_more_cuts_nothing() -> None:
+    old, new = (Case("s", "c", rows=(row(prompt_ids=ids),)) for ids in ([1, 2], [1, 2, 3, 4]))
+    assert not hints("prompt.template", old, new) and "cuts" in hints("prompt.ids", old, new)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "hint"),
     [

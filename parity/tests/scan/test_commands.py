@@ -92,7 +92,10 @@ def test_run_scan_fail_on_new_without_a_baseline_is_usage(folder: Path, capsys: 
 
 def test_run_scan_fail_on_new_fails_for_a_new_block_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", "app", "--write-baseline"]) == 0
+    capsys.readouterr()
     assert main(["scan", "app", "--fail-on", "new"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("no new block\n") and "before you move it" not in said
     moved = Path("app/a0.py")
     moved.write_text("\n\n" + moved.read_text())
     assert main(["scan", "app", "--fail-on", "new"]) == 0

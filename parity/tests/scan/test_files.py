@@ -10,6 +10,7 @@ import pytest
 
 from parity.scan.files import find_files, source_of
 from parity.scan.scan import scan
+from parity.tests.conftest import ROOT
 from parity.tests.scan.material import LOAD, scan_texts
 
 
@@ -28,6 +29,15 @@ def test_find_files_vendored_folders_are_skipped_and_named(tmp_path: Path) -> No
     assert [Path(source.path).parent.name for source in found.sources] == ["src"]
     names = {Path(folder).name for folder in found.skipped}
     assert names == {".venv", "node_modules", "build", "pkg.egg-info", ".git", "mine"}
+
+
+def test_find_files_a_vendored_copy_of_the_engine_is_no_call_site_unless_it_is_named(tmp_path: Path) -> None:
+    copy = tmp_path / "acme_engine.py"
+    copy.write_text((ROOT / "gen_engine.py").read_text())
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    found = find_files([str(tmp_path)])
+    assert ([Path(source.path).name for source in found.sources], found.skipped) == (["mine.py"], [str(copy)])
+    assert [source.path for source in find_files([str(copy)]).sources] == [str(copy)]
 
 
 def test_find_files_path_that_is_not_there_raises() -> None:
