@@ -22,6 +22,7 @@ from parity.draft.loads import (
 )
 from parity.draft.observed import SCORED, Observed
 from parity.draft.roles import (
+    PLACES,
     Unsure,
     Value,
     assignment,
@@ -43,7 +44,6 @@ from parity.draft.settings import (
 
 MOVES = ("to", "cuda", "cpu", "eval", "detach", "contiguous", "requires_grad_", "half", "float",
          "bfloat16", "tie_weights")  # fmt: skip
-PLACES = ("to", "cuda", "cpu")
 DTYPE_CALLS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16"}
 TEMPLATE_WORDS = {
     "conversation", "messages", "tokenize", "add_generation_prompt", "return_tensors",
@@ -580,6 +580,7 @@ class Calls(Expressions):
                 "inputs",
                 is_single=True,
                 old=value.old,
+                count=None if value.old is None else self.count_of(value.old, adds),
             )
         if value.role == "request_list" and value.node is not None:
             if adds and self.keeps_double_bos(value):
@@ -608,13 +609,18 @@ class Calls(Expressions):
                 parse('[{"prompt": prompt} for prompt in {node}]', node=node),
                 "inputs",
             )
-        words = "" if adds else ", add_special_tokens=False"
-        count = None
-        engine = self.current_engine()
-        if engine is not None and isinstance(node, (cst.Name, cst.Attribute)):
-            count = parse(f'len({{e}}.tokenizer({{n}}{words})["input_ids"])', e=engine, n=node)
+        is_named = isinstance(node, (cst.Name, cst.Attribute))
+        count = self.count_of(node, adds) if is_named else None
         request = parse('[{"prompt": {node}}]', node=node)
         return Value(request, "inputs", is_single=True, count=count)
+
+    def count_of(self, text: cst.BaseExpression, adds: bool) -> cst.BaseExpression | None:
+        """How many tokens a text has."""
+        words = "" if adds else ", add_special_tokens=False"
+        engine = self.current_engine()
+        if engine is None:
+            return None
+        return parse(f'len({{e}}.tokenizer({{n}}{words})["input_ids"])', e=engine, n=text)
 
     def current_engine(self) -> cst.BaseExpression | None:
         raise NotImplementedError

@@ -11,8 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import libcst as cst
+import libcst.matchers as m
 
-from parity.draft.roles import Demote, Unsure, Value, code_of, constant, dotted, is_short, parse
+from parity.draft.roles import (
+    PLACES,
+    Demote,
+    Unsure,
+    Value,
+    code_of,
+    constant,
+    dotted,
+    is_short,
+    parse,
+)
 
 # Methods that change what they are called on.
 CHANGES = ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort", "update",
@@ -488,7 +499,11 @@ class Expressions:
         return plain(made, "list" if isinstance(node, cst.ListComp) else "")
 
     def collected(self, node: cst.SetComp | cst.DictComp, scope: Scope) -> Value:
-        """A set or a dictionary of plain values."""
+        """A set or a dictionary of plain values; a model's inputs, moved one by one."""
+        if (whole := moved_mapping(node)) is not None:
+            value = self.translate(whole, scope)
+            if value.role == "inputs":
+                return value
         inner = scope.inner()
         loop, _ = self.comp_for(node.for_in, inner)
         if loop is None:
@@ -597,6 +612,30 @@ NOUNS = {
     "keywords": "what it holds for generate",
     "device": "the device",
 }
+
+
+ENTRIES = m.CompFor(
+    m.Tuple([m.Element(m.Name()), m.Element(m.Name())]),
+    m.Call(m.Attribute(m.Name(), m.Name("items")), args=[]),
+    ifs=[],
+    inner_for_in=None,
+)
+
+
+def moved_mapping(node: cst.SetComp | cst.DictComp) -> cst.BaseExpression | None:
+    """x of `{k: v.to(device) for k, v in x.items()}`; None of anything else."""
+    loop = node.for_in
+    if not isinstance(node, cst.DictComp) or not m.matches(loop, ENTRIES):
+        return None
+    key, name = (element.value.value for element in loop.target.elements)  # type: ignore[attr-defined]
+    value = node.value
+    if isinstance(value, cst.IfExp) and code_of(value.orelse) == name:
+        value = value.body
+    if isinstance(value, cst.Call) and m.matches(value.func, m.Attribute(m.Name())):
+        moved = cst.ensure_type(value.func, cst.Attribute)
+        value = moved.value if moved.attr.value in PLACES else value
+    is_same = (code_of(node.key), code_of(value)) == (key, name)
+    return loop.iter.func.value if is_same else None  # type: ignore[attr-defined]
 
 
 def kind_of(node: cst.BaseExpression) -> str:

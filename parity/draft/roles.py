@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
+PLACES = ("to", "cuda", "cpu")  # methods that move a model or a tensor
+
 
 @dataclass(frozen=True)
 class Value:

@@ -102,6 +102,13 @@ def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None
             2, {"max_new_tokens": 26}, id="max_length counts the prompt",
         ),
         pytest.param(
+            PROMPT + "inputs = {k: v.to(model.device) for k, v in inputs.items()}\n"
+            "moved = {k: v.cuda() if hasattr(v, 'cuda') else v for k, v in inputs.items()}\n"
+            "out = model.generate(**moved, max_new_tokens=5)\n"
+            "return tok.decode(out[0][inputs['input_ids'].shape[1]:], skip_special_tokens=True)",
+            "ANSWER", {"max_new_tokens": 5}, id="inputs are moved one by one",
+        ),
+        pytest.param(
             PROMPT + "torch.manual_seed(3)\n"
             "out = model.generate(**inputs, max_new_tokens=5, do_sample=True, num_return_sequences=2)\n"
             "return [tok.decode(o[inputs.input_ids.shape[1]:], skip_special_tokens=True) for o in out]",
