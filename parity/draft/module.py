@@ -642,15 +642,13 @@ class ModuleDraft(Statements):
             loaded = self.called(whole, scope)
             if loaded.node is None:
                 continue
+            self.refuse_second(target, loaded, scope)
             engine = self.engine_target(target, scope)
             line = assignment(engine, loaded.node)
             scope.pending.append(cst.SimpleStatementLine([line]))
             scope.engine = engine
             if is_of_self(target) and scope.outer is not None:
-                scope.outer.engine = engine
-                scope.outer.env["self.engine"] = Value(
-                    engine, "engine", "tuple", name="self.engine"
-                )
+                self.keep_engine(engine, loaded, scope.outer)
             self.early[id(whole)] = replace(loaded, node=engine)
             return replace(value, node=engine)
         return value

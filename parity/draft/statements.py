@@ -334,6 +334,28 @@ class Statements(Calls):
             return old
         return cst.Name(self.variable("engine", scope))
 
+    def keep_engine(self, engine: cst.BaseExpression, value: Value, holder: Scope) -> None:
+        """The engine of a class. value: what is held in it."""
+        known = holder.env.get("self.engine")
+        first = value if known is None or not known.details else known
+        details = {"path": first.details["path"]} if "path" in first.details else {}
+        holder.env["self.engine"] = Value(
+            engine, "engine", "tuple", details=details, name="self.engine"
+        )
+        holder.engine = engine
+
+    def refuse_second(self, target: cst.BaseExpression, value: Value, scope: Scope) -> None:
+        """Raises Unsure where a class that has an engine loads another checkpoint."""
+        known = scope.find("self.engine")
+        if not is_of_self(target) or known is None or "path" not in known.details:
+            return
+        path = value.details.get("path")
+        if path is None or code_of(path) == code_of(known.details["path"]):
+            return
+        what = f"`{code_of(target)}` holds a second checkpoint, {code_of(path)}"
+        why = f"a class of a draft has one engine, here that of {code_of(known.details['path'])}"
+        raise Unsure(what, why, "a class of its own for each")
+
     def bind_name(self, target: cst.BaseExpression, value: Value, scope: Scope) -> None:
         name = code_of(target)
         holder = scope
@@ -464,6 +486,7 @@ class Statements(Calls):
             return [one.with_changes(value=node)]
         keeps_self = is_of_self(target) and not code_of(node).startswith("self.")
         if not isinstance(node, (cst.Name, cst.Attribute)) or keeps_self:
+            self.refuse_second(target, value, scope)
             new = self.engine_target(target, scope)
             if not (keeps_self and scope.find("self.engine") is not None):
                 lines.append(assignment(new, node))
@@ -471,8 +494,7 @@ class Statements(Calls):
             scope.engine = new
             self.note_loaded(value, new)
         if is_of_self(target) and scope.outer is not None:
-            scope.outer.env["self.engine"] = Value(node, "engine", "tuple", name="self.engine")
-            scope.outer.engine = node
+            self.keep_engine(node, value, scope.outer)
         self.bind_name(target, replace(value, node=node), scope)
         return lines
 

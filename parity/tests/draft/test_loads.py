@@ -173,3 +173,38 @@ def test_checkpoint_of_a_golden_is_the_folder_with_its_weights(tmp_path: Path) -
 def test_checkpoints_of_one_name_are_not_told_apart_by_it() -> None:
     rows = [rows_in("float32", files=digest)[0] for digest in ("one", "two")]
     assert with_checkpoint(seen(rows=rows), []).problem == "the goldens were made with 2 checkpoints that are called m"
+
+
+TWO_MODELS = """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+
+    class Quiz:
+        def __init__(self, path, vl_path=None):
+            self.tokenizer = AutoTokenizer.from_pretrained(path)
+            self.model = AutoModelForCausalLM.from_pretrained(path)
+            if vl_path:
+                self.processor = AutoProcessor.from_pretrained(vl_path)
+                self.vl = AutoModelForImageTextToText.from_pretrained(vl_path)
+
+        def answer(self, text):
+            inputs = self.tokenizer(text, return_tensors="pt")
+            out = self.model.generate(**inputs, max_new_tokens=5, do_sample=False)
+            return self.tokenizer.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+@pytest.mark.parametrize("order", ["processor first", "model first"])
+def test_draft_of_a_class_with_two_checkpoints_is_refused(order: str) -> None:
+    """One engine stood for both: the second one's answers came from the first."""
+    source = TWO_MODELS
+    if order == "model first":
+        lines = source.splitlines()
+        at = next(n for n, line in enumerate(lines) if "self.processor" in line)
+        lines[at], lines[at + 1] = lines[at + 1], lines[at]
+        source = "\n".join(lines)
+    draft = draft_of(source, seen("Quiz.answer"))
+    assert not draft.is_moved
+    assert any("a class of a draft has one engine, here that of path" in todo.text for todo in draft.todos)
+    one = source.replace("vl_path)", "path)")
+    assert draft_of(one, seen("Quiz.answer")).is_moved
