@@ -922,7 +922,7 @@ class Calls(Expressions):
             return
         if options.whole is not None:
             options.whole = parse('{**{o}, "seed": {s}}', o=options.whole, s=holder.seed)
-        options.add("seed", holder.seed)
+        options.add("seed", holder.seed, SEEDS_APART if options.samples is not None else "")
         holder.is_seed_used = True
         if scope.loops > holder.seed_depth:
             self.note(
@@ -1292,6 +1292,7 @@ def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
     return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 
 
+SEEDS_APART = "samples have the seeds from this one on: keep those of other runs n apart"
 THINKS = "the template thinks unless it is told not to"
 
 
