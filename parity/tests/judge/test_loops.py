@@ -885,7 +885,7 @@ def test_record_says_what_is_not_seen_of_a_loop(folder: Path) -> None:
     store = Store(folder / "golden")
     cases = [store.read("drawn", "at-4"), store.read("cached", "q0"), store.read("embedded", "q0")]
     cases += [store.read("prefixed", "q0"), store.read("kept", "q1"), store.read("guessed", "q0")]
-    seen = SimpleNamespace(overhead=(0.0, 1.0), failures=[], cases=cases, returncode=0)
+    seen = SimpleNamespace(overhead=(0.0, 1.0), failures=[], not_held=[], cases=cases, returncode=0)
     done: Any = SimpleNamespace(seen=seen, written=cases, same=[], refused=[], exit_code=4)
     said = recorded_text(done, store)
     assert "drawn chooses other tokens than the likeliest in a loop of its own (at-4)" in said
