@@ -11,7 +11,6 @@ from parity.judge.comparison import Comparison
 from parity.judge.row import Row
 from parity.judge.values import TextPair, has_same_parts, partings
 
-CUTS = "something cuts"
 MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 CLOCK = re.compile(rf"\d{{4}}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|({MONTHS})\w*\b")
 
@@ -20,10 +19,9 @@ def hints_of(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     """What is known of differences like the one that is the cause."""
     stage = stage_of(cause.name)
     if stage == "prompt":
-        other = filter(has_other_prompt, comparison.pairs)
-        found = next(map(of_prompt, other), iter(()))
-        is_whole = cause.name == "prompt.template"  # a template's own text cuts nothing
-        return tuple(hint for hint in found if not (is_whole and CUTS in hint))
+        pair = next(filter(has_other_prompt, comparison.pairs), None)
+        may_cut = cause.name != "prompt.template"  # what a template adds, nobody cuts
+        return () if pair is None else tuple(of_prompt(pair, may_cut))
     if stage in ("value", "decode"):
         return tuple(of_values(comparison))
     return ()
@@ -36,7 +34,7 @@ def has_other_prompt(pair: tuple[Row, Row]) -> bool:
     return bool(pair[0]["prompt_ids"] != pair[1]["prompt_ids"])
 
 
-def of_prompt(pair: tuple[Row, Row]) -> Iterator[str]:
+def of_prompt(pair: tuple[Row, Row], may_cut: bool) -> Iterator[str]:
     old, new = pair
     before = old.get("prompt_text") or ""
     after = new.get("prompt_text") or ""
@@ -44,21 +42,21 @@ def of_prompt(pair: tuple[Row, Row]) -> Iterator[str]:
     if is_other_text and before.split() == after.split():
         yield "the two prompts differ in blanks alone"
         return
-    yield from of_ids(old["prompt_ids"], new["prompt_ids"])
+    yield from of_ids(old["prompt_ids"], new["prompt_ids"], may_cut)
     if is_other_text and CLOCK.sub("", before) == CLOCK.sub("", after):
         yield "the two prompts differ in a date or a time alone: pass it in as an argument"
 
 
-def of_ids(old: Sequence[int], new: Sequence[int]) -> Iterator[str]:
+def of_ids(old: Sequence[int], new: Sequence[int], may_cut: bool) -> Iterator[str]:
     short, long = sorted((list(old), list(new)), key=len)
     more = len(long) - len(short)
     if not short or not more:
         return
     if long[more:] == short and {*long[: more + 1]} == {short[0]}:
         yield f"id {short[0]} stands twice at the beginning: a BOS before a text that has one"
-    elif short in (long[: len(short)], long[more:]):
+    elif may_cut and short in (long[: len(short)], long[more:]):
         end = "beginning" if long[: len(short)] == short else "end"
-        cut = f"{CUTS} at {len(short)} ids"
+        cut = f"something cuts at {len(short)} ids"
         yield f"the shorter prompt is the {end} of the longer one: {cut}"
 
 

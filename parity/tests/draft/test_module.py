@@ -40,6 +40,13 @@ def test_draft_of_a_straight_function_asks_the_engine_once() -> None:
     assert engine.calls == [([{"messages": CHAT}], {"max_new_tokens": 64})]
 
 
+def test_draft_goes_on_counting_a_rendered_prompt_where_max_length_does() -> None:
+    draft = draft_of(STRAIGHT.replace("max_new_tokens=budget", "max_length=budget"))
+    _, engine = run(draft, "answer", "m", "Why?")
+    prompt = engine.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert engine.calls[0][1] == {"max_new_tokens": 64 - len(engine.tokenizer(prompt)["input_ids"])}
+
+
 def test_draft_of_a_straight_function_keeps_no_library() -> None:
     assert "torch" not in draft_of(STRAIGHT).code and "transformers" not in draft_of(STRAIGHT).code
 

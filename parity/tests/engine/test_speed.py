@@ -19,7 +19,6 @@ from cachetools import LRUCache
 
 import gen_engine
 from gen_engine import GenerationOptions, StopOptions, load, truncate_at_stops
-from parity.bench import workloads
 from parity.companions import tool_calls
 from parity.companions.tool_calls import parse_tool_calls
 
@@ -135,19 +134,20 @@ def test_the_tool_parser_is_linear_in_the_text(monkeypatch: pytest.MonkeyPatch, 
 # == Rows on transformers ==
 
 
-def test_finished_rows_are_less_than_half_of_what_is_computed(shared: Load) -> None:
+def test_finished_rows_are_less_than_a_quarter_of_what_is_computed(shared: Load) -> None:
+    """Whatever their share is: here, less than a half are over early."""
     engine = shared(TEXT, "hf")
-    work = workloads.make_work("text", "ragged", 16, 64)
+    requests = [chat(f"Count to {n}.") for n in (1, 2, 3, 4, 5, 21, 22, 23, 24, 25, 26)]
     sizes: list[int] = []
     hook = engine.model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     try:
-        results = engine.generate_text_batch(list(work.requests), {"max_new_tokens": 64}, cache=False)
+        results = engine.generate_text_batch(requests, {"max_new_tokens": 40}, cache=False)
     finally:
         hook.remove()
     assert len(set(sizes)) > 2  # the batch became smaller more than once
-    assert sum(sizes) < 2 * sum(result.completion_tokens for result in results)
+    assert sum(sizes) < 4 / 3 * sum(result.completion_tokens for result in results)
     assert max(result.completion_tokens for result in results) > 3 * min(result.completion_tokens for result in results)
 
 
