@@ -121,6 +121,7 @@ class Calls(Expressions):
         raise NotImplementedError
 
     left: list[str]  # what the old code said of a load, and `load` decides; for a comment
+    loads: list[Load]
     sources: list[str]  # where options come from that stand in one line; for a comment
 
     def word(self, name: str) -> str:
@@ -199,6 +200,14 @@ class Calls(Expressions):
         if constant(said.get("tokenizer_mode", literal("auto"))) != "auto":
             self.note(f"LLM is told tokenizer_mode={code_of(said['tokenizer_mode'])}; {OWN_TOKENS}")
         return self.loaded(load, "llm", scope)
+
+    def note_bare(self, base: Value) -> None:
+        """Note that a prompt is made by a tokenizer of another checkpoint than all models."""
+        path = base.details.get("path")
+        if "bare" not in base.details or path is None or constant(path) in self.seen.models:
+            return
+        if code_of(path) not in {code_of(load.path) for load in self.loads}:
+            self.note(f"a prompt is made by the tokenizer of {code_of(path)}; {OWN_TOKENS}")
 
     def note_tokenizer(self, node: cst.BaseExpression | None, load: Load, scope: Scope) -> None:
         """Note a tokenizer of another checkpoint than the model's."""
@@ -447,6 +456,7 @@ class Calls(Expressions):
         return arguments(node, ("text",))
 
     def rendered(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        self.note_bare(base)
         said = arguments(node, ("messages",))
         messages = said.get("messages", said.get("conversation"))
         if messages is None:
@@ -529,6 +539,7 @@ class Calls(Expressions):
     # == Tokenizers ==
 
     def tokenized(self, base: Value, node: cst.Call, scope: Scope) -> Value:
+        self.note_bare(base)
         said = self.words(node)
         for name in said:
             if name not in TOKENIZER_WORDS:

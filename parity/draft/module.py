@@ -23,12 +23,10 @@ from parity.draft.roles import (
     Demote,
     Unsure,
     Value,
-    assignment,
     bound_arguments,
     code_of,
     constant,
     dotted,
-    is_of_self,
     parameter_names,
     parse,
 )
@@ -642,13 +640,9 @@ class ModuleDraft(Statements):
             loaded = self.called(whole, scope)
             if loaded.node is None:
                 continue
-            self.refuse_second(target, loaded, scope)
-            engine = self.engine_target(target, scope)
-            line = assignment(engine, loaded.node)
-            scope.pending.append(cst.SimpleStatementLine([line]))
+            engine, lines = self.named_engine([target], loaded.node, scope)
+            scope.pending.append(cst.SimpleStatementLine(lines))
             scope.engine = engine
-            if is_of_self(target) and scope.outer is not None:
-                self.keep_engine(engine, loaded, scope.outer)
             self.early[id(whole)] = replace(loaded, node=engine)
             return replace(value, node=engine)
         return value
@@ -666,6 +660,10 @@ class ModuleDraft(Statements):
             self.left, self.loads, self.sources = left, loads, sources
             self.taken.pop(name, None)
             return False
+        for decorator in known.node.decorators:
+            if not parts.is_cache(decorator):
+                what = f"`{code_of(decorator).strip()}` stands at what loads a model"
+                raise Unsure(what, "the draft keeps engines in a plain function", "take it away")
         value, kept = found
         known.returned = replace(value, node=None, name="")
         if value.node is None or "bare" in value.details:

@@ -181,6 +181,13 @@ def cached(
     return node.with_changes(decorators=decorators, body=cst.IndentedBlock(body), returns=None)
 
 
+def is_cache(decorator: cst.Decorator) -> bool:
+    """Whether it keeps what a function returns, as the draft's own does, and changes no more."""
+    node = decorator.decorator
+    name = dotted(node.func if isinstance(node, cst.Call) else node).rpartition(".")[2]
+    return name in ("cache", "lru_cache", "cache_resource", "no_grad", "inference_mode")
+
+
 def takes_objects(node: cst.FunctionDef) -> bool:
     """Whether a function reads parts of its parameters."""
     given = m.OneOf(*(m.Name(name) for name in parameter_names(node) if name != "self"), m.Name(""))

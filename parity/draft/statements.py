@@ -290,7 +290,10 @@ class Statements(Calls):
     ) -> list[cst.BaseSmallStatement]:
         value = self.translate(one.value, scope)
         names = [element.value for element in target.elements]
-        if value.role == "engine" and len(value.items) == len(names):
+        are_names = isinstance(one.value, cst.Tuple) and all(
+            isinstance(element.value, cst.Name) for element in one.value.elements
+        )
+        if value.role == "engine" and len(value.items) == len(names) and not are_names:
             return self.unpacked_engine(names, value, one, scope)
         is_mixed = any(item.role != "plain" for item in value.items)
         if is_mixed and len(value.items) == len(names) and isinstance(one.value, cst.Tuple):
@@ -318,9 +321,7 @@ class Statements(Calls):
         engine = value.node
         assert engine is not None
         if not isinstance(engine, (cst.Name, cst.Attribute)):
-            target = self.engine_target(names[0], scope)
-            lines.append(assignment(target, engine))
-            engine = target
+            engine, lines = self.named_engine(names, engine, scope)
             scope.engine = engine
         for name, item in zip(names, value.items):
             bound = replace(item, node=engine, details={})
@@ -334,27 +335,33 @@ class Statements(Calls):
             return old
         return cst.Name(self.variable("engine", scope))
 
-    def keep_engine(self, engine: cst.BaseExpression, value: Value, holder: Scope) -> None:
-        """The engine of a class. value: what is held in it."""
+    def named_engine(
+        self, targets: Sequence[cst.BaseExpression], node: cst.BaseExpression, scope: Scope
+    ) -> tuple[cst.BaseExpression, list[cst.BaseSmallStatement]]:
+        """(what the draft calls the engine that the old code holds in `targets`, the line that
+        assigns it). A class has one, `self.engine`. Raises Unsure where it would hold another."""
+        engine = self.engine_target(targets[0], scope)
+        line = assignment(engine, node)
+        if not is_of_self(targets[0]):
+            return engine, [line]
+        holder = scope.outer if scope.outer is not None else scope
         known = holder.env.get("self.engine")
-        first = value if known is None or not known.details else known
-        details = {"path": first.details["path"]} if "path" in first.details else {}
-        holder.env["self.engine"] = Value(
-            engine, "engine", "tuple", details=details, name="self.engine"
-        )
+        names = {code_of(target): target for target in targets}
         holder.engine = engine
-
-    def refuse_second(self, target: cst.BaseExpression, value: Value, scope: Scope) -> None:
-        """Raises Unsure where a class that has an engine loads another checkpoint."""
-        known = scope.find("self.engine")
-        if not is_of_self(target) or known is None or "path" not in known.details:
-            return
-        path = value.details.get("path")
-        if path is None or code_of(path) == code_of(known.details["path"]):
-            return
-        what = f"`{code_of(target)}` holds a second checkpoint, {code_of(path)}"
-        why = f"a class of a draft has one engine, here that of {code_of(known.details['path'])}"
-        raise Unsure(what, why, "a class of its own for each")
+        if known is None:
+            details = {**names, "held": node}
+            holder.env["self.engine"] = Value(
+                engine, "engine", "tuple", details=details, name="self.engine"
+            )
+        elif names.keys() & known.details.keys():
+            return engine, [line]  # the same attribute, in a branch or anew
+        elif not isinstance(node, cst.Name) or code_of(node) != code_of(known.details["held"]):
+            what = f"`{code_of(targets[0])}` holds another model"
+            why = f"a class of a draft has one engine, here `{code_of(known.details['held'])}`"
+            raise Unsure(what, why, "a class of its own for each")
+        else:
+            return engine, []  # the tokenizer of it
+        return engine, [line]
 
     def bind_name(self, target: cst.BaseExpression, value: Value, scope: Scope) -> None:
         name = code_of(target)
@@ -486,15 +493,9 @@ class Statements(Calls):
             return [one.with_changes(value=node)]
         keeps_self = is_of_self(target) and not code_of(node).startswith("self.")
         if not isinstance(node, (cst.Name, cst.Attribute)) or keeps_self:
-            self.refuse_second(target, value, scope)
-            new = self.engine_target(target, scope)
-            if not (keeps_self and scope.find("self.engine") is not None):
-                lines.append(assignment(new, node))
-            node = new
-            scope.engine = new
-            self.note_loaded(value, new)
-        if is_of_self(target) and scope.outer is not None:
-            self.keep_engine(node, value, scope.outer)
+            node, lines = self.named_engine([target], node, scope)
+            scope.engine = node
+            self.note_loaded(value, node)
         self.bind_name(target, replace(value, node=node), scope)
         return lines
 

@@ -175,36 +175,85 @@ def test_checkpoints_of_one_name_are_not_told_apart_by_it() -> None:
     assert with_checkpoint(seen(rows=rows), []).problem == "the goldens were made with 2 checkpoints that are called m"
 
 
-TWO_MODELS = """
+ONE_OR_TWO = """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    def load_both(path):
+        tok = AutoTokenizer.from_pretrained(path)
+        return AutoModelForCausalLM.from_pretrained(path), tok
 
     class Quiz:
-        def __init__(self, path, vl_path=None):
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
-            self.model = AutoModelForCausalLM.from_pretrained(path)
-            if vl_path:
-                self.processor = AutoProcessor.from_pretrained(vl_path)
-                self.vl = AutoModelForImageTextToText.from_pretrained(vl_path)
+        def __init__(self, path="m", other="n"):
+            LOADS
 
         def answer(self, text):
-            inputs = self.tokenizer(text, return_tensors="pt")
+            inputs = self.tok(text, return_tensors="pt")
             out = self.model.generate(**inputs, max_new_tokens=5, do_sample=False)
-            return self.tokenizer.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+            return self.tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
 """
+TOK_OF = "self.tok = AutoTokenizer.from_pretrained({})"
+MODEL_OF = "self.model = AutoModelForCausalLM.from_pretrained({})"
+FURTHER_OF = MODEL_OF.replace("self.model", "self.judge")
 
 
-@pytest.mark.parametrize("order", ["processor first", "model first"])
-def test_draft_of_a_class_with_two_checkpoints_is_refused(order: str) -> None:
-    """One engine stood for both: the second one's answers came from the first."""
-    source = TWO_MODELS
-    if order == "model first":
-        lines = source.splitlines()
-        at = next(n for n, line in enumerate(lines) if "self.processor" in line)
-        lines[at], lines[at + 1] = lines[at + 1], lines[at]
-        source = "\n".join(lines)
-    draft = draft_of(source, seen("Quiz.answer"))
+def of_loads(*lines: str, function: str = "Quiz.answer") -> Any:
+    source = ONE_OR_TWO.replace("LOADS", "\n            ".join(lines))
+    return draft_of(source, seen(function, text="x"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TOK_OF.format("path"), MODEL_OF.format("path"), FURTHER_OF.format("other")),
+        (MODEL_OF.format("path"), FURTHER_OF.format("other"), TOK_OF.format("path")),
+        (TOK_OF.format("path"), MODEL_OF.format("path"), FURTHER_OF.format("path, dtype=torch.float32")),
+        (TOK_OF.format("path"), MODEL_OF.format("path"), "path = other", FURTHER_OF.format("path")),
+        ("self.model, self.tok = load_both(path)", "self.judge, self.rules = load_both(other)"),
+        ("a, tok = load_both(path)", "b, rules = load_both(other)", "self.model, self.judge, self.tok = a, b, tok"),
+    ],
+    ids=["behind it", "before the tokenizer", "another dtype", "a name that is bound again", "of a helper", "by names"],
+)
+def test_draft_of_a_class_with_two_models_is_refused(lines: tuple[str, ...]) -> None:
+    """One engine stood for both: answers of the second model came from the first, and goldens passed."""
+    draft = of_loads(*lines)
     assert not draft.is_moved
-    assert any("a class of a draft has one engine, here that of path" in todo.text for todo in draft.todos)
-    one = source.replace("vl_path)", "path)")
-    assert draft_of(one, seen("Quiz.answer")).is_moved
+    assert any("a class of a draft has one engine" in todo.text for todo in draft.todos)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TOK_OF.format("path"), MODEL_OF.format("path")),
+        (MODEL_OF.format("path"), TOK_OF.format("path"), "self.judge = self.model"),
+        ("model, tok = load_both(path)", "self.model = model", "self.tok = tok"),
+        ("model, tok = load_both(path)", "self.model, self.tok = model, tok"),
+        (
+            "if other:",
+            "    " + MODEL_OF.format("other"),
+            "else:",
+            "    " + MODEL_OF.format("path"),
+            TOK_OF.format("path"),
+        ),
+    ],
+    ids=["one", "of two names", "by a helper", "by names", "in branches"],
+)
+def test_draft_of_a_class_with_one_model_is_moved(lines: tuple[str, ...]) -> None:
+    assert of_loads(*lines).is_moved
+
+
+def test_draft_of_a_class_says_that_its_tokenizer_is_anothers() -> None:
+    draft = of_loads(TOK_OF.format("path"), MODEL_OF.format("other"))
+    assert "a prompt is made by the tokenizer of path" in " ".join(todo.text for todo in draft.todos)
+
+
+@pytest.mark.parametrize("decorator", ["staticmethod", "property", "functools.cached_property"])
+def test_draft_of_what_loads_under_another_decorator_is_refused(decorator: str) -> None:
+    """It became `functools.cache` alone, and the draft called it with one argument too many."""
+    loader = (
+        f"@{decorator}\n        def load_it(path):\n            return AutoModelForCausalLM.from_pretrained(path)\n"
+    )
+    source = ONE_OR_TWO.replace("def answer", f"{loader}\n        def answer")
+    source = source.replace("LOADS", f"{TOK_OF.format('path')}\n            self.model = self.load_it(path)")
+    draft = draft_of(source, seen("Quiz.answer", text="x"))
+    assert not draft.is_moved and any(f"`@{decorator}` stands at what loads" in todo.text for todo in draft.todos)
