@@ -3,6 +3,7 @@
     python -m parity.proof.foreign                              all libraries, backends and dtypes
     python -m parity.proof.foreign --library trl --backend hf   some of it
     python -m parity.proof.foreign --short                      some, if the environment is there
+    python -m parity.proof.foreign --recorded                   record only what no earlier run has
 
 Exit code 0: every faithful move passed and every mistake was caught. 1: not so. 2: not run.
 """
@@ -42,6 +43,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"{' and '.join(SHORT_LIBRARIES)} on hf in float32; nothing without an environment",
     )
     parser.add_argument(
+        "--recorded", action="store_true", help="record only what no earlier run has recorded"
+    )
+    parser.add_argument(
         "--json", metavar="F", type=file_to_write, help="write all answers to this file"
     )
     return parser.parse_args(arguments)
@@ -64,12 +68,14 @@ def tell(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def run_all(jobs: Sequence[Job]) -> list[Score]:
+def run_all(jobs: Sequence[Job], *, record_anew: bool = True) -> list[Score]:
     """Record each library, check each backend and dtype, score. Raises RunError."""
     python = environment.python()
     for library in sorted({job.library for job in jobs}):
-        tell(f"{library}: recording")
-        record(python, [job for job in jobs if job.library == library])
+        own = [job for job in jobs if job.library == library]
+        if record_anew or not all(job.is_recorded for job in own):
+            tell(f"{library}: recording")
+            record(python, own)
     scores = []
     for store in dict.fromkeys(job.store for job in jobs):
         alike = [job for job in jobs if job.store == store]
@@ -91,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment.build()
         if any(job.dtype == "bfloat16" for job in jobs):
             real_model.build()
-        scores = run_all(jobs)
+        scores = run_all(jobs, record_anew=not asked.recorded)
     except (environment.EnvironmentMissing, real_model.BuildError, RunError) as error:
         print(f"foreign: {error}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -90,6 +90,12 @@ class Job:
         return [each for each in self.module.cases(self.dtype) if self.backend in each.backends]
 
     @property
+    def is_recorded(self) -> bool:
+        store = Store(self.goldens)
+        names = [recorded_name(each.name, self.dtype) for each in self.cases]
+        return all(store.exists(FAITHFUL, name) for name in names)
+
+    @property
     def mistakes(self) -> list[Mistake]:
         return [
             each

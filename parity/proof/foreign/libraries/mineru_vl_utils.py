@@ -18,18 +18,21 @@ def loaded(kind: str, model_path: str, dtype: str) -> Any:
     from mineru_vl_utils.vlm_client.transformers_client import TransformersVlmClient
     from mineru_vl_utils.vlm_client.vllm_engine_client import VllmEngineVlmClient
 
+    settings: dict[str, Any] = {
+        "system_prompt": SYSTEM,
+        "use_tqdm": False,
+        "allow_truncated_content": True,  # under other rounding an answer may not end
+    }
     if kind == "vllm":
         from vllm import LLM
 
         model = LLM(model_path, dtype=dtype, limit_mm_per_prompt={"image": 1}, **VLLM_ROOM)
-        return VllmEngineVlmClient(model, system_prompt=SYSTEM, use_tqdm=False)
+        return VllmEngineVlmClient(model, **settings)
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         model_path, dtype=getattr(torch, dtype)
     )
     processor = transformers.AutoProcessor.from_pretrained(model_path)
-    return TransformersVlmClient(
-        model.eval(), processor, system_prompt=SYSTEM, batch_size=1, use_tqdm=False
-    )
+    return TransformersVlmClient(model.eval(), processor, batch_size=1, **settings)
 
 
 def sampling(settings: dict[str, Any]) -> Any:
