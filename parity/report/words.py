@@ -101,7 +101,21 @@ def uncompared_lines(check: Check) -> list[str]:
         if parts:
             places = ", ".join(changing_places(parts))
             lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
-    return [*lines, *value_alone_lines(check)]
+    return [*lines, *value_alone_lines(check), *settings_alone_lines(check)]
+
+
+def settings_alone_lines(check: Check) -> list[str]:
+    """Of each site, how many cases pass by their settings alone, and what the first one lacks."""
+    lines = []
+    for (site, backend), outcomes in groups(check.outcomes).items():
+        found = [outcome for outcome in outcomes if outcome.verdict == "SAME-SETTINGS"]
+        if found:
+            why = "; ".join(found[0].notes) or sentence(found[0])
+            lines.append(
+                f"SETTINGS ALONE, no samples, decided {len(found)} cases of {site} on {backend}, "
+                f"the first is {found[0].case}: {why}"
+            )
+    return lines
 
 
 def value_alone_lines(check: Check) -> list[str]:

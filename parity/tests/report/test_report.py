@@ -193,6 +193,17 @@ def test_the_console_is_silent_about_what_passes() -> None:
     ]
 
 
+def test_cases_that_pass_by_their_settings_alone_say_what_they_lack() -> None:
+    drawn = dataclasses.replace(
+        quiet("drawn"), verdict="SAME-SETTINGS", notes=("cannot tell, needs about 90 more tokens",)
+    )
+    check = Check((quiet("plain"), drawn, dataclasses.replace(drawn, case="other")))
+    line = "SETTINGS ALONE, no samples, decided 2 cases of summaries on hf, the first is drawn: cannot tell, needs about 90"
+    for said in (console(check), markdown_summary(check), html_page(check)):
+        assert line in " ".join(said.split())
+    assert "SETTINGS ALONE" not in console(Check((quiet("plain"),)))
+
+
 def test_no_terminal_escape_of_a_model_reaches_the_terminal() -> None:
     said = console(mixed(), colour=False)
     assert "\x1b" not in said and "\x00" not in said and "\u202e" not in said
