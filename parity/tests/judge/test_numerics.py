@@ -157,10 +157,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def checked(place: Path, capfd: pytest.CaptureFixture[str]) -> Checked:
     """`checked(backend, model=…, dtype=…)`: exit code, JSON report, console."""
 
-    def run(*words: str, model: str = "models/flat", dtype: str = "bfloat16") -> tuple[int, dict[str, Any], str]:
+    def run(
+        *words: str, asked: str = "flat", model: str = "models/flat", dtype: str = "bfloat16"
+    ) -> tuple[int, dict[str, Any], str]:
         Path("flat.txt").write_text(f"{model} {dtype}")  # a variable would start another process each time
         capfd.readouterr()
-        code = main(["check", "flat", *words, "--json", "report.json", "--html", "parity.html"])
+        code = main(["check", asked, *words, "--json", "report.json", "--html", "parity.html"])
         return code, json.loads(Path("report.json").read_text()), capfd.readouterr().out
 
     return run
@@ -196,8 +198,8 @@ def test_an_undeclared_fault_in_the_moved_path_is_a_shift(checked: Checked, plac
 
 
 def test_another_dtype_is_named(checked: Checked) -> None:
-    code, said, told = checked("--backend", "hf", dtype="float16")
-    assert code == 1 and {cause for _, cause, _ in causes(said)} == {"model.dtype"}, told
+    code, said, told = checked("--backend", "hf", asked="flat/flat-001", dtype="float16")
+    assert code == 1 and len(said["outcomes"]) == 1 and {cause for _, cause, _ in causes(said)} == {"model.dtype"}, told
     assert {sure for verdict, _, sure in causes(said)} == {"confirmed"}, told
 
 
