@@ -724,7 +724,7 @@ class Calls(Expressions):
             )
         if "generation_config" in said:
             said = {**self.config_words(said.pop("generation_config"), scope), **said}
-        options = self.generate_options(said, requests, scope)
+        options = self.generate_options(said, requests, base.node, scope)
         self.add_seed(options, scope)
         verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
         if (wants_scores or options.whole is not None) and self.reads_scores(scope):
@@ -740,23 +740,29 @@ class Calls(Expressions):
         return Value(made, role, details=keeps)
 
     def generate_options(
-        self, said: dict[str, cst.BaseExpression], requests: Value, scope: Scope
+        self,
+        said: dict[str, cst.BaseExpression],
+        requests: Value,
+        engine: cst.BaseExpression,
+        scope: Scope,
     ) -> Options:
         said = self.plain_generate(said, scope)
+        is_free = not self.is_checkpoint_known
+        settings = parse(self.word("checkpoint_settings") + "({e})", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
-            builder = GenerateOptions(said, self.seen, self.ask)
-            options = builder.build(requests.count)
-            for text in builder.notes:
-                self.note(text)
-            return options
-        run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars))
+            return self.named_options(said, requests, settings if is_free else None, scope)
+        run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars), is_free)
         for name in run_time.without_option(self.source):
             self.note(
                 f"`{', '.join(stars)}` may hold {name}, for which the draft raises, because "
                 f"{NO_OPTION} ({POSSIBLE[name]})"
             )
-        call = cst.parse_expression(self.word("generation_options") + keywords_text(said, stars))
+        function = self.word("generation_options")
+        if is_free:
+            text = display_text({"**settings": settings, **said})
+            return self.run_time_options(cst.parse_expression(f"{function}(**{text})"))
+        call = cst.parse_expression(function + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
             question = (
@@ -766,10 +772,30 @@ class Calls(Expressions):
             self.ask.choose(Decision("inherited", question, ("keep",)))
         return self.run_time_options(call)
 
+    def named_options(
+        self,
+        said: dict[str, cst.BaseExpression],
+        requests: Value,
+        settings: cst.BaseExpression | None,
+        scope: Scope,
+    ) -> Options:
+        """Options of a call that names its keywords.   settings: what the checkpoint says, where
+        run time decides which one it is."""
+        name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
+        builder = GenerateOptions(said, self.seen, self.ask, name or settings)
+        options = builder.build(requests.count)
+        if name is not None and settings is not None and builder.is_read:
+            scope.pending.append(cst.parse_statement(f"{name.value} = {code_of(settings)}\n"))
+        for text in builder.notes:
+            self.note(text)
+        return options
+
+    is_checkpoint_known: bool  # whether all that is loaded are checkpoints of the goldens
+
     def run_time_options(self, call: cst.BaseExpression) -> Options:
         """Options that are made at run time: whatever the draft's function takes may be among
         them."""
-        names = run_time.keywords(self.seen, self.source)
+        names = run_time.keywords(self.seen, self.source, not self.is_checkpoint_known)
         return Options(
             whole=call,
             keeps_stop="stop_strings" in names,
@@ -1189,6 +1215,11 @@ class Calls(Expressions):
         builder = GenerateOptions(self.plain_generate(said, scope), self.seen, self.ask)
         self.pipeline_defaults(builder)
         options = builder.build(None)
+        if builder.inherited and not self.is_checkpoint_known:
+            self.note(
+                f"{', '.join(builder.inherited)} is what {self.seen.models[0]} and transformers "
+                "say; another checkpoint may say something else"
+            )
         self.add_seed(options, scope)
         if options.samples is not None:
             raise Unsure("a pipeline with several samples", MISSING, "n in the options")

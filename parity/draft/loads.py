@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import libcst as cst
+import libcst.matchers as m
 
 from parity.draft.observed import Observed
 from parity.draft.roles import Unsure, code_of, constant, dotted, parse
@@ -184,3 +186,62 @@ def vllm_load(call: cst.Call, seen: Observed) -> Load:
         ]
         keywords["vllm_kwargs"] = cst.Dict(elements)
     return Load(path, keywords, comments, left_to_load(said, VLLM_DROPPED))
+
+
+# == Which checkpoints a module loads ==
+
+
+def loads_only(module: cst.Module, models: Sequence[str]) -> bool:
+    """Whether a module names each checkpoint that it loads, and these are the ones of the goldens,
+    `models`. Another one may say something else in its generation_config.json."""
+    paths = [path_in(module, node) for node in loads_in(module)]
+    names = {path and Path(path).name for path in paths}
+    return (
+        bool(names)
+        and None not in names
+        and (len(names) == 1 or names <= set(map(name_of, models)))
+    )
+
+
+def name_of(model: str) -> str:
+    return Path(model).name
+
+
+def loads_in(module: cst.Module) -> Iterator[cst.BaseExpression]:
+    """Of each call that loads a model: the expression of its path."""
+    for found in m.findall(module, m.Call()):
+        node = cst.ensure_type(found, cst.Call)
+        owner, _, last = dotted(node.func).rpartition(".")
+        is_other = owner.endswith((*TOKENIZERS, "Processor", "Config"))
+        if last == "from_pretrained" and not is_other:
+            word, place = "pretrained_model_name_or_path", 0
+        elif last in ("LLM", "pipeline"):
+            word, place = "model", 0 if last == "LLM" else 1
+        else:
+            continue
+        said = [arg.value for arg in node.args if arg.keyword and arg.keyword.value == word]
+        positional = [arg.value for arg in node.args if arg.keyword is None and not arg.star]
+        yield (said or positional[place:] or [node])[0]
+
+
+def path_in(module: cst.Module, node: cst.BaseExpression) -> str | None:
+    """What a path is, where it is written out, or is a constant of the module."""
+    if isinstance(node, cst.Name):
+        name = m.Name(node.value)
+        targets = m.findall(module, m.AssignTarget(target=name) | m.AnnAssign(target=name))
+        if m.findall(module, m.Param(name=name)) or len(targets) != 1:
+            return None
+        values = [value_given(statement, name) for statement in module.body]
+        node = next((value for value in values if value is not None), node)
+    said = constant(node)
+    return said if isinstance(said, str) else None
+
+
+def value_given(statement: cst.CSTNode, name: m.Name) -> cst.BaseExpression | None:
+    """What a statement of a module assigns to a name."""
+    one = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+    if isinstance(one, cst.Assign) and m.matches(one.targets[0].target, name):
+        return one.value
+    if isinstance(one, cst.AnnAssign) and m.matches(one.target, name):
+        return one.value
+    return None

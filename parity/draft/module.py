@@ -16,7 +16,7 @@ from parity.draft.calls import AT_RUN_TIME, CONFIG
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
-from parity.draft.loads import Load, dtype_value, part_of
+from parity.draft.loads import Load, dtype_value, loads_only, part_of
 from parity.draft.observed import Observed
 from parity.draft.roles import (
     Copy,
@@ -120,6 +120,7 @@ class ModuleDraft(Statements):
         self.moved_stops = {}
         self.reused = {}
         self.collect()
+        self.is_checkpoint_known = loads_only(module, seen.models)
         self.depths = Depths(module, {name: one.node for name, one in self.functions.items()}, seen)
 
     def collect(self) -> None:
@@ -821,7 +822,9 @@ class ModuleDraft(Statements):
             engine_module=self.engine_module,
             words={name: self.word(name) for name in parts.WORDS},
             made={**self.engine_lines(), **self.object_lines},
-            generation_options=run_time.generation_options(self.seen, self.source, options),
+            generation_options=run_time.generation_options(
+                self.seen, self.source, options, not self.is_checkpoint_known
+            ),
         )
 
     def engine_lines(self) -> dict[str, Sequence[str]]:

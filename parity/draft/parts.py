@@ -13,6 +13,7 @@ from parity.draft.expressions import CHANGES, NamesIn, Scope
 from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted, parameter_names
+from parity.draft.run_time import CHECKPOINT_SETTINGS
 
 if TYPE_CHECKING:
     from parity.draft.statements import Statements
@@ -444,7 +445,12 @@ def samples_of(result):
     """All samples of a request: one without samples is its own."""
     return result.samples or (result,)
 '''
-HELPERS = {"as_it_lies": AS_IT_LIES, "whole_ids": WHOLE_IDS, "samples_of": SAMPLES_OF}
+HELPERS = {
+    "checkpoint_settings": CHECKPOINT_SETTINGS,
+    "as_it_lies": AS_IT_LIES,
+    "whole_ids": WHOLE_IDS,
+    "samples_of": SAMPLES_OF,
+}
 LIBRARIES = ("functools", "torch")  # of which a draft may use more than the old source
 WORDS = ("load", "load_engine", "generation_options", *LIBRARIES, *HELPERS)
 

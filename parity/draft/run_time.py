@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from parity.draft.observed import NEUTRAL, Observed
 from parity.draft.roles import Unsure
-from parity.draft.settings import NO_OPTION, POSSIBLE, WITHOUT_EFFECT
+from parity.draft.settings import NO_OPTION, POSSIBLE, READ, WITHOUT_EFFECT
 
 # Keyword of generate -> what it is where nobody decides.
 FIELDS: Mapping[str, object] = {
@@ -52,6 +52,31 @@ STOPS = {
 REFUSES = """    if {name} not in ({neutral}, None):
         raise ValueError("the engine has no option {name}")
 """
+CHECKPOINT_SETTINGS = '''
+def checkpoint_settings(engine):
+    """What generate takes for what a call leaves out: of generation_config.json, or its own."""
+    from transformers import GenerationConfig
+
+    model, revision = engine.config.model, engine.config.revision
+    try:
+        said = GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
+    except OSError:  # the checkpoint has none
+        said = {}
+    for name in ("no_repeat_ngram_size", "min_new_tokens", "num_beams", "suppress_tokens"):
+        if said.get(name) not in (None, 0, 1):
+            raise ValueError(f"{model}: its generation_config.json sets {name}")
+    settings = {
+        "do_sample": False,
+        "max_new_tokens": None if said.get("max_length") else 20,  # it would count the prompt
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 50,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    settings |= {name: said[name] for name in settings if said.get(name) is not None}
+    return {**settings, "top_k": settings["top_k"] or None}
+'''
 # Fields of a GenerationConfig that change nothing here.
 IDLE = WITHOUT_EFFECT - {
     "pad_token_id",
@@ -65,10 +90,12 @@ VERSION = {"transformers_version"}
 ENDS = "the ids that ended the old code's rows"
 
 
-def keywords(seen: Observed, source: str) -> list[str]:
-    """Keywords that the function of a draft takes."""
+def keywords(seen: Observed, source: str, is_free: bool = False) -> list[str]:
+    """Keywords that the function of a draft takes.   is_free: where it is given what the checkpoint
+    says, for run time decides which one it is."""
     named = {*re.findall(r"\w+", source), *config_fields(seen, source), *seen.argument_words}
     said = said_keys(source)
+    named |= set(READ) if is_free else set()
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
     if "stop_strings" in more:
         more.append("tokenizer")
@@ -142,7 +169,7 @@ def other_ends(seen: Observed) -> list[int]:
     return sorted(found[0]) if is_other else []
 
 
-def refuse_unlisted(seen: Observed, source: str, stars: str) -> None:
+def refuse_unlisted(seen: Observed, source: str, stars: str, is_free: bool = False) -> None:
     """Raise Unsure where the keywords would need more than the function of a draft has."""
     known = set(keywords(seen, source)) - POSSIBLE.keys()
     for name in sorted(config_fields(seen, source) - known):
@@ -155,6 +182,10 @@ def refuse_unlisted(seen: Observed, source: str, stars: str) -> None:
         raise Unsure(what, "the goldens' rows end at different ids", "write them out")
     if seen.settings.get("max_length"):
         raise Unsure(what, "the checkpoint sets max_length, too", "write them out")
+    more = [name for name in MORE if name not in READ and is_inherited(name, seen)]
+    if is_free and more:
+        what = f"{what}; the checkpoint decides {more[0]}, and run time decides which one it is"
+        raise Unsure(what, "the draft cannot take it from there", f"say {more[0]} in the call")
 
 
 def default_of(name: str, seen: Observed) -> tuple[object, str]:
@@ -170,11 +201,14 @@ def default_of(name: str, seen: Observed) -> tuple[object, str]:
     return inherited.value, inherited.source if is_told else ""
 
 
-def generation_options(seen: Observed, source: str, name: str) -> str:
+def generation_options(seen: Observed, source: str, name: str, is_free: bool = False) -> str:
     """The function of a draft, called `name`."""
-    known = keywords(seen, source)
+    known = keywords(seen, source, is_free)
     lines = []
     for keyword in known:
+        if is_free and keyword in READ:
+            lines.append(f"    {keyword},")
+            continue
         value, origin = default_of(keyword, seen)
         lines.append(f"    {keyword}={value!r},{f'  # {origin}' if origin else ''}")
     refused = "".join(
@@ -193,9 +227,7 @@ def {name}(
     *,
 {body}
 ):
-    """Options of the engine for keywords of transformers' generate.
-
-    Defaults are what the old code took without saying so; another keyword is an error."""
+    """Options of the engine for keywords of generate, by default those that the old code took."""
 {refused}    options = {{
 {fields}    }}
     if do_sample:

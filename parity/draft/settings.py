@@ -41,6 +41,8 @@ POSSIBLE = {
     "prompt_logprobs": "score_batch",
 }
 NO_OPTION = "the engine has no option for it"
+# What the draft's function `checkpoint_settings` gives.
+READ = ("do_sample", "max_new_tokens", "repetition_penalty", *SAMPLING)
 FALSY: tuple[object, ...] = (False, None, 0, [], ())
 
 
@@ -99,12 +101,23 @@ def refuse(name: str, node: cst.BaseExpression) -> None:
 
 
 class GenerateOptions:
-    """Options of transformers' `generate`, with what the old code inherited."""
+    """Options of transformers' `generate`, with what the old code inherited.
 
-    def __init__(self, said: dict[str, cst.BaseExpression], seen: Observed, ask: Decisions) -> None:
+    settings: an expression for what the checkpoint says, where run time decides which one it is;
+    None where all loads are of the goldens' own."""
+
+    def __init__(
+        self,
+        said: dict[str, cst.BaseExpression],
+        seen: Observed,
+        ask: Decisions,
+        settings: cst.BaseExpression | None = None,
+    ) -> None:
         self.said = said
         self.seen = seen
         self.ask = ask
+        self.settings = settings
+        self.is_read = False
         self.options = Options()
         self.inherited: list[str] = []
         self.notes: list[str] = []
@@ -127,6 +140,17 @@ class GenerateOptions:
         node = self.said.pop(name, None)
         return None if node is None or constant(node) is None else node
 
+    def read(self, name: str) -> cst.BaseExpression:
+        """What the checkpoint says at run time."""
+        assert self.settings is not None
+        self.is_read = True
+        return parse('{settings}["' + name + '"]', settings=self.settings)
+
+    def refuse_unread(self, name: str) -> None:
+        if self.settings is not None:
+            what = f"the checkpoint sets {name}, and run time decides which checkpoint it is"
+            raise Unsure(what, "the draft cannot take it from there", f"say {name} in the call")
+
     # == How long ==
 
     def add_budget(self, prompt_count: cst.BaseExpression | None) -> None:
@@ -142,6 +166,9 @@ class GenerateOptions:
             if inherited is None and self.seen.settings.get("max_length"):
                 what = "the budget is the checkpoint's max_length"
                 raise Unsure(what, "it counts the prompt", "say max_new_tokens")
+            if self.settings is not None:
+                self.options.add("max_new_tokens", self.read("max_new_tokens"))
+                return
             if inherited is None:
                 inherited = 20
                 source = "transformers' default: nothing was said"
@@ -170,7 +197,10 @@ class GenerateOptions:
     def add_sampling(self) -> None:
         switch = self.said.pop("do_sample", None)
         said = {name: self.said.pop(name) for name in SAMPLING if name in self.said}
-        if switch is None or constant(switch) is None:
+        is_silent = switch is None or constant(switch) is None
+        if is_silent and self.settings is not None:
+            switch = self.read("do_sample")
+        elif is_silent:
             inherited = self.seen.inherited("do_sample")
             is_sampled = bool(inherited and inherited.value)
             switch = literal(is_sampled)
@@ -178,22 +208,25 @@ class GenerateOptions:
                 self.inherited.append("do_sample=True")
         if constant(switch) is False:
             return  # temperature and the rest have no effect
+        assert switch is not None
         for name in SAMPLING:
             self.add_sampling_field(name, said.get(name), switch)
 
     def add_sampling_field(
         self, name: str, node: cst.BaseExpression | None, switch: cst.BaseExpression
     ) -> None:
-        if node is None or constant(node) is None:
+        comment = ""
+        if node is not None and constant(node) is not None:
+            node = all_tokens_as_none(node) if name == "top_k" else node
+        elif self.settings is not None:
+            node = self.read(name)
+        else:
             inherited = self.seen.inherited(name)
             if inherited is None or inherited.value in NEUTRAL.get(name, ()):
                 return
             node = literal(inherited.value)
+            node = all_tokens_as_none(node) if name == "top_k" else node
             comment = inherited.source
-        else:
-            comment = ""
-        if name == "top_k":
-            node = all_tokens_as_none(node)
         if name == "temperature" and constant(switch) is not True:
             node = parse("{node} if {switch} else 0.0", node=node, switch=switch)
         if comment:
@@ -207,8 +240,12 @@ class GenerateOptions:
             if node is not None:
                 self.options.add(name, node)
                 continue
+            if self.settings is not None and name in READ:
+                self.options.add(name, self.read(name))
+                continue
             inherited = self.seen.inherited(name)
             if inherited is not None and inherited.value not in NEUTRAL[name]:
+                self.refuse_unread(name)
                 self.add_inherited(name, literal(inherited.value), inherited.source)
 
     def add_samples(self) -> None:
@@ -252,6 +289,11 @@ class GenerateOptions:
                 ids = sorted(observed[0])
                 self.set_ends(literal(ids))
                 self.options.comments["stop"] = "the ids that ended the old code's rows"
+                if self.settings is not None:
+                    self.notes.append(
+                        f"rows end at {ids}, as they did on {self.seen.models[0]}; of another "
+                        "checkpoint these may be other tokens"
+                    )
             return
         if self.seen.checkpoint and observed == [self.seen.eos_ids]:
             return  # the ids at which the engine ends by itself

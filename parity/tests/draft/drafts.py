@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from gen_engine import ModelLoadConfig
 from parity.draft.decisions import Decisions
 from parity.draft.module import Draft, draft_module
 from parity.draft.observed import Observed
@@ -45,12 +46,14 @@ class Tokenizer:
 class Engine:
     """calls: (requests, options) of each."""
 
+    config: ModelLoadConfig = field(default_factory=lambda: ModelLoadConfig("m"))
     loads: list[tuple[Any, Mapping[str, Any]]] = field(default_factory=list)
     calls: list[tuple[list[Any], Mapping[str, Any]]] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
 
     def load(self, model: str, **fields: Any) -> Engine:
         self.loads.append((model, fields))
+        self.config = ModelLoadConfig(str(model))
         return self
 
     def generate_text_batch(self, requests: list[Any], options: Mapping[str, Any]) -> list[Result]:

@@ -296,7 +296,8 @@ def test_a_checkpoint_outside_the_project_is_found_or_named(
     """A golden holds the name of its folder alone."""
     folder = project.parent / "models" / "mine"
     shutil.copytree(TEXT, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    (folder / "generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 2}))
+    name, value = ("no_repeat_ngram_size", 2) if where == "source" else ("repetition_penalty", 1.3)
+    (folder / "generation_config.json").write_text(json.dumps({name: value}))
     paths = {"source": repr(str(folder)), "argv": "sys.argv[1]", "settings": "open('run.yaml').read()[7:-1]"}
     Path("old.py").write_text(OLD.replace("PATH", paths.get(where, "question")))
     Path("run.yaml").write_text(f"model: {folder}\n" if where.startswith("settings") else "model: other\n")
@@ -309,7 +310,8 @@ def test_a_checkpoint_outside_the_project_is_found_or_named(
     text = out.decode()
     assert "huggingface" not in said
     if is_there:
-        assert (code, said) == (0, "") and '"no_repeat_ngram_size": 2' in text
+        taken = str(value) if where == "source" else f'settings["{name}"]'
+        assert (code, said) == (0, "") and f'"{name}": {taken}' in text
         return
     places = {"source": "old.py:4", "argv": "argv in golden/sites.json"}
     places |= dict.fromkeys(("argument", "field"), "argument question of golden")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gen_engine import GenerationOptions, OptionError
 from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
 from parity.record.taps.models import weights_on_disk
 
-from .drafts import draft_of, row, run, seen
+from .drafts import PROMPT, draft_of, row, run, seen
 
 SOURCE = """
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -257,3 +260,81 @@ def test_draft_of_what_loads_under_another_decorator_is_refused(decorator: str) 
     source = source.replace("LOADS", f"{TOK_OF.format('path')}\n            self.model = self.load_it(path)")
     draft = draft_of(source, seen("Quiz.answer", text="x"))
     assert not draft.is_moved and any(f"`@{decorator}` stands at what loads" in todo.text for todo in draft.todos)
+
+
+SAID = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.3}
+TAKEN = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "min_p": 0.0, "repetition_penalty": 1.3}
+HOT, OWN = {"temperature": 1.0}, {"repetition_penalty": 1.1}
+NONE_SAID = {"temperature": 0.0, "top_p": 1.0, "top_k": 50, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("call", "recorded", "other"),
+    [
+        ("max_new_tokens=5, do_sample=False", {"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
+        ("max_new_tokens=5", TAKEN, NONE_SAID),
+        ("max_new_tokens=5, do_sample=True, top_p=0.5", {**TAKEN, "top_p": 0.5}, {**NONE_SAID, **HOT, "top_p": 0.5}),
+        ("max_new_tokens=5, repetition_penalty=1.1", {**TAKEN, **OWN}, {**NONE_SAID, **OWN}),
+        ("**words", TAKEN, {"repetition_penalty": 1.0}),
+        ("**words, do_sample=False", {"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("made", ["Asker(path).ask(question)", "Careful().ask(question)"])
+def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
+    made: str, call: str, recorded: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """The goldens show one of them."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps(SAID))
+    source = f"""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        class Asker:
+            def __init__(self, path):
+                self.model = AutoModelForCausalLM.from_pretrained(path)
+                self.tokenizer = AutoTokenizer.from_pretrained(path)
+
+            def ask(self, question, **words):
+                words = {{"max_new_tokens": 5, **words}}
+                inputs = self.tokenizer(question, return_tensors="pt")
+                out = self.model.generate(**inputs, {call})
+                return self.tokenizer.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+
+        class Careful(Asker):
+            def __init__(self):
+                super().__init__({str(tmp_path / "other")!r})
+
+        def answer(path, question):
+            return {made.replace("Careful()", "(Careful() if path is None else Asker(path))")}
+    """
+    observed = replace(seen("Asker.ask", question="x"), models=(str(tmp_path / "m"),), settings=SAID)
+    draft = draft_of(source, observed)
+    _, engine = run(draft, "answer", str(tmp_path / "m"), "Why?")
+    assert engine.calls[0][1] == {"max_new_tokens": 5, **recorded}
+    path = None if "Careful" in made else str(tmp_path / "other")
+    _, engine = run(draft, "answer", path, "Why?")
+    assert engine.calls[0][1] == {"max_new_tokens": 5, **other}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size"), ({"max_length": 99}, "max_new_tokens is None")],
+)
+def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when_it_is_asked(
+    said: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    code = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
+    draft = draft_of(FREE + textwrap.indent(code, "    "), seen(question="x"))
+    with pytest.raises((ValueError, OptionError), match=problem):
+        _, engine = run(draft, "answer", str(tmp_path), "Why?")
+        GenerationOptions(**engine.calls[0][1])
+
+
+FREE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def answer(path, question):
+    tok = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+"""

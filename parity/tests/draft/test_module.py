@@ -30,6 +30,7 @@ STRAIGHT = """
             out = model.generate(**inputs, max_new_tokens=budget, do_sample=False)
         return tokenizer.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip()
 """
+ONE_MODEL = STRAIGHT.replace("answer(path, question", "answer(question").replace("(path", '("m"')
 CHAT = [{"role": "user", "content": "Why?"}]
 
 
@@ -37,35 +38,35 @@ def test_draft_of_a_straight_function_asks_the_engine_once() -> None:
     value, engine = run(draft_of(STRAIGHT), "answer", "m", "Why?")
     assert value == "ANSWER"
     assert engine.loads == [("m", {"dtype": "float32"})]
-    assert engine.calls == [([{"messages": CHAT}], {"max_new_tokens": 64})]
+    assert engine.calls == [([{"messages": CHAT}], {"max_new_tokens": 64, "repetition_penalty": 1.0})]
 
 
 def test_draft_goes_on_counting_a_rendered_prompt_where_max_length_does() -> None:
-    draft = draft_of(STRAIGHT.replace("max_new_tokens=budget", "max_length=budget"))
-    _, engine = run(draft, "answer", "m", "Why?")
+    draft = draft_of(ONE_MODEL.replace("max_new_tokens=budget", "max_length=budget"))
+    _, engine = run(draft, "answer", "Why?")
     prompt = engine.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert engine.calls[0][1] == {"max_new_tokens": 64 - len(engine.tokenizer(prompt)["input_ids"])}
 
 
 def test_draft_of_a_straight_function_keeps_no_library() -> None:
-    assert "torch" not in draft_of(STRAIGHT).code and "transformers" not in draft_of(STRAIGHT).code
+    assert "torch" not in draft_of(ONE_MODEL).code and "transformers" not in draft_of(ONE_MODEL).code
 
 
 def test_draft_writes_what_the_checkpoint_decided_with_its_source() -> None:
-    draft = draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]))
+    draft = draft_of(ONE_MODEL, seen(rows=[row(penalty=1.05)]))
     assert '"repetition_penalty": 1.05,  # the checkpoint\'s generation_config.json' in draft.code
     assert not draft.todos
 
 
 def test_draft_without_an_answer_to_a_decision_marks_it() -> None:
-    draft = draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]), Decisions())
+    draft = draft_of(ONE_MODEL, seen(rows=[row(penalty=1.05)]), Decisions())
     assert "# TODO parity: decide: The old code takes repetition_penalty=1.05" in draft.code
     assert len(draft.todos) == 1
 
 
 def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None:
     decisions = Decisions(read=lambda question: "drop")
-    _, engine = run(draft_of(STRAIGHT, seen(rows=[row(penalty=1.05)]), decisions), "answer", "m", "Why?")
+    _, engine = run(draft_of(ONE_MODEL, seen(rows=[row(penalty=1.05)]), decisions), "answer", "Why?")
     assert engine.calls[0][1] == {"max_new_tokens": 64}
 
 
@@ -535,7 +536,8 @@ def test_draft_of_a_model_that_a_class_keeps_asks_the_engine_under_that_name() -
             return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True)
     """
     value, engine = run(draft_of(source), "answer", "m", "Why?")
-    assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], {"max_new_tokens": 5})]
+    options = {"max_new_tokens": 5, "repetition_penalty": 1.0}
+    assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], options)]
     assert len(engine.loads) == 1
 
 
