@@ -63,6 +63,8 @@ class Progress(Protocol):
 
     def judged(self, outcome: Outcome) -> None: ...
 
+    def together(self, waiting: int) -> None: ...
+
 
 Item = tuple[str, str, str]  # backend, site, case
 
@@ -72,9 +74,8 @@ def item_of(outcome: Outcome) -> Item:
 
 
 TIME_LIMIT = 600.0  # seconds that one case may take, with loading its model
-MOST_DEATHS = (
-    3  # of processes in a row, by one site on one backend: its other cases are not tried any more
-)
+# of processes in a row, by one site on one backend: its other cases are not tried any more
+MOST_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,17 @@ def unfit(
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Of the outcome before it: it is not final until all cases of its site are judged together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Behind the last outcome: cases are judged together now, which runs no code of anybody's and
+    may take as long as all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """At the end of a worker's work: the site's numerics, what outcomes become by them, and the
     machine."""
@@ -289,7 +301,10 @@ class Measured:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def judged(job: Job) -> Iterator[Outcome | Measured]:
+Found = Outcome | Waiting | Together | Measured
+
+
+def judged(job: Job) -> Iterator[Found]:
     """In the worker: an outcome for each item, in order, and at the very end, when all engines are
     closed, what was measured."""
     store = Store(job.root)
@@ -315,6 +330,10 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
                 ):
                     outcomes.append(found)
                     yield found
+                    if pending.hangs(found):
+                        yield Waiting()
+    if pending.numerics.groups:
+        yield Together()
     final = zip(outcomes, pending.settle(outcomes))
     settled = {item_of(new): new for old, new in final if new is not old}
     yield Measured(pending.told(), settled, environment())
@@ -333,6 +352,8 @@ def judged_apart(worker: Worker, job: Job, time_limit: float, progress: Progress
         try:
             for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
                 apart.take(found)
+                if isinstance(found, Together):
+                    worker.limit = time_limit * len(share)
         except Died as death:
             apart.bury(share, death)
     return apart.ended()
@@ -341,7 +362,8 @@ def judged_apart(worker: Worker, job: Job, time_limit: float, progress: Progress
 @dataclass
 class Apart:
     """Items that are judged in processes which may end.   items: those that are left.   is_whole:
-    the last process came to its end.   deaths: in a row, of a site on a backend."""
+    the last process came to its end.   deaths: in a row, of a site on a backend.   waiting: places
+    of outcomes that the living process has still to judge together."""
 
     items: list[Item]
     progress: Progress | None
@@ -349,11 +371,20 @@ class Apart:
     measured: Measured = field(default_factory=Measured)
     deaths: dict[tuple[str, str], int] = field(default_factory=dict)
     is_whole: bool = False
+    waiting: list[int] = field(default_factory=list)
 
-    def take(self, found: Outcome | Measured) -> None:
+    def take(self, found: Found) -> None:
         """What a process yields."""
         self.is_whole = isinstance(found, Measured)
+        if isinstance(found, Waiting):
+            self.waiting.append(len(self.outcomes) - 1)
+            return
+        if isinstance(found, Together):
+            if self.progress:
+                self.progress.together(len(self.waiting))
+            return
         if isinstance(found, Measured):
+            self.waiting.clear()
             known = self.measured
             settled = {**known.settled, **found.settled}
             self.measured = Measured((*known.told, *found.told), settled, found.machine)
@@ -364,7 +395,13 @@ class Apart:
             self.progress.judged(found)
 
     def bury(self, share: Sequence[Item], death: Died) -> None:
-        """The case that a process ended in is an error, and after some so are those behind it."""
+        """The case that a process ended in is an error, and after some so are those behind it; so
+        are those that it has not judged together."""
+        for place in self.waiting:
+            backend, site, name = item_of(self.outcomes[place])
+            said = f"the process ended before the cases of its site were judged together: {death}"
+            self.outcomes[place] = error_outcome(site, name, backend, said)
+        self.waiting.clear()
         if not self.items:
             self.bury_sites(share, death)
             return

@@ -87,6 +87,12 @@ class Pending:
             found = [self.with_numerics(outcome) for outcome in found]
         return found
 
+    def hangs(self, outcome: Outcome) -> bool:
+        """Whether an outcome is not final before `settle`."""
+        ledger = self.ledgers.get((outcome.site, outcome.backend))
+        is_sampled = ledger is not None and outcome.case in ledger.samples
+        return is_sampled or self.numerics.hangs(outcome)
+
     def told(self) -> tuple[Measurement, ...]:
         """What was measured, behind `settle`."""
         return self.numerics.told() if self.numerics.groups else ()

@@ -5,7 +5,8 @@ nothing else.
         ...
 
 `run` names a generator function; what it yields comes back one by one, pickled. When the process
-ends, or says nothing for `limit` seconds, `Died` says so, and the next run starts another. A fresh
+ends, or says nothing for `limit` seconds (`worker.limit` is another one for what comes next),
+`Died` says so, and the next run starts another. A fresh
 interpreter, never a fork: torch and CUDA do not live through one. It is started once and kept,
 because importing torch takes seconds.
 """
@@ -119,6 +120,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
         self._setting: Any = None
+        self.limit = 0.0
 
     def __enter__(self) -> Worker:
         return self
@@ -141,6 +143,7 @@ class Worker:
         SettingsError."""
         self._start()
         assert self._pipe is not None
+        self.limit = limit
         over = False
         try:
             with contextlib.suppress(
@@ -148,7 +151,7 @@ class Worker:
             ):  # it has died meanwhile, and receiving says how
                 self._pipe.send((task, job, _output))
             while not over:
-                kind, content = self._receive(limit)
+                kind, content = self._receive(self.limit)
                 if kind == "raised":
                     raise content
                 if over := kind == "over":

@@ -168,6 +168,9 @@ class CleanProgress:
     def judged(self, outcome: Outcome) -> None:
         self.tell(f"{outcome.backend} {outcome.label} {outcome.verdict}")
 
+    def together(self, waiting: int) -> None:
+        self.tell(f"{waiting} are judged together")
+
 
 def names_to_run(store: Store, site: str, apart: set[str]) -> list[str]:
     return [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1]

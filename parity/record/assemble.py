@@ -28,6 +28,7 @@ from parity.record.events import (
 from parity.record.rows import (
     BUT_THE_LAST,
     CHOSEN,
+    LIKELIEST,
     Fields,
     Placeholders,
     Row,
@@ -176,17 +177,18 @@ class Before:
 
 
 def complete_loop(output: Output, later: Events) -> None:
-    """Give a loop's row the last of its ids, where it was decoded with the others."""
-    if output.reported.get("loop") != BUT_THE_LAST:
+    """Give a loop's row the last of its ids, where it was decoded with the others: the model never
+    reads it, and that it is the likeliest is a guess."""
+    own = output.output_ids
+    if output.reported.get("loop") == LIKELIEST and own[:-1] == output.new_ids:
+        own = own[:-1]
+    elif output.reported.get("loop") != BUT_THE_LAST:
         return
-    for event in later:
-        if not isinstance(event, Decode):
-            continue
-        for ids in event.ids:
-            if len(ids) > 1 and ids[:-1] == output.output_ids:
-                output.output_ids = output.new_ids = ids
-                output.reported["loop"] = CHOSEN
-                return
+    decoded = [ids for event in later if isinstance(event, Decode) for ids in event.ids]
+    found = [ids for ids in decoded if len(ids) > 1 and ids[:-1] == own]
+    if found and output.output_ids not in found:
+        output.output_ids = output.new_ids = found[0]
+        output.reported["loop"] = CHOSEN
 
 
 def prompt_stages(output: Output, before: Before) -> Fields:

@@ -67,6 +67,12 @@ class CheckProgress:
                 self.told = self.clock()
                 self._show(self._line(outcome))
 
+    def together(self, waiting: int) -> None:
+        """All cases were run; those that wait are judged by what a reference reads."""
+        with self.lock:
+            self.told = self.clock()
+            self._show(f"reading as a reference what {waiting} cases hang on")
+
     def end(self) -> None:
         """Take the line from the terminal."""
         if self.rewrites:

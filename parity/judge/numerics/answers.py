@@ -78,6 +78,11 @@ class Numerics:
     def ask(self, question: Question) -> None:
         self.open.append(question)
 
+    def hangs(self, outcome: Outcome) -> bool:
+        """Whether a case of a site that is being judged was asked about."""
+        key = (outcome.site, outcome.case, outcome.backend)
+        return any(question.key == key for question in self.open)
+
     def of(self, site: str, backend: str) -> dict[Weights, list[Question]]:
         """A site's open questions, by what was loaded."""
         by_weights: dict[Weights, list[Question]] = {}

@@ -317,8 +317,11 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
     """New stops may stand in place of a cut by hand, which names none to the library: only the
     value can tell. But those that the old code tells its library for other rows it does not cut at
-    by hand; and where no answer reaches one that its call does not name, no value tells it."""
+    by hand; and where no answer reaches one that its call does not name, no value tells it. Nor do
+    those count that stand in a criterion's place."""
     if difference.field != "strings" or difference.counts:
+        return difference
+    if all(map(criteria, comparison.old.rows)):
         return difference
     given = {*difference.new}
     if given <= told_stops(comparison.old):

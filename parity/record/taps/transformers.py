@@ -553,9 +553,12 @@ def rows_done(done: Any, rows: int) -> list[int]:
 
 
 def tap_criteria(listener: Listener, call: Invocation) -> Any:
-    """Where each criterion ends each row: padding follows, also where the pad id is an end."""
+    """Which criteria are asked, some of which a library may add behind generate's own list; and
+    where each ends each row: padding follows, also where the pad id is an end."""
     if listener.depth("generate") != 1:
         return call.run()
+    with listener.guarded("the criteria of generate"):
+        listener.thread.memory.of(Resolved).criteria = list(call.owner)
     module = sys.modules["transformers.generation.stopping_criteria"]
     seen = module.StoppingCriteriaList(watched(criterion, listener) for criterion in call.owner)
     return call.run_as(call.original, seen)

@@ -18,7 +18,7 @@ import pytest
 from parity.__main__ import main
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Outcome
-from parity.judge.check import Job, Measured, check_sites, judged, shares
+from parity.judge.check import Job, Measured, Together, Waiting, check_sites, judged, shares
 from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once, settle
 
 from ..conftest import TEXT
@@ -118,6 +118,35 @@ def test_a_process_that_ends_before_the_cases_are_judged_together_does_not_pass(
     lost = {"answers/*": "ERROR", "later/*": "ERROR"} if when == "before" else {}
     assert verdicts == {"answers/0-first": "IDENTICAL", "later/0-first": "IDENTICAL", **lost}
     assert check.exit_code == (3 if when == "before" else 0)
+
+
+@pytest.mark.parametrize("when", ["another case", "reading"])
+def test_verdicts_that_hang_on_a_process_that_ended_are_none(
+    when: str, acme: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said before all cases of a site are judged together may be a DRIFT that rounding explains."""
+    limits = []
+
+    class Dies(Worker):
+        def run(self, task: str, job: Any, limit: float) -> Generator[Any, None, None]:
+            if len(job.items) < 2:
+                yield from super().run(task, job, limit)
+                return
+            yield Outcome("answers", "0-first", "hf", "DRIFT")
+            yield Waiting()
+            if when == "reading":
+                yield Outcome("later", "0-first", "hf", "IDENTICAL")
+                yield Together()
+                limits.append(self.limit / limit)
+            raise Died("it was killed")
+
+    with Dies() as worker:
+        check = check_sites(acme, cases=["answers/0-first", "later/0-first"], sites=["answers", "later"], worker=worker)
+    found = {o.label: (o.verdict, str(o.cause and o.cause.sentence)) for o in check.outcomes}
+    verdict, why = found["answers/0-first"]
+    assert verdict == "ERROR" and "before the cases of its site were judged together: it was killed" in why
+    assert found["later/0-first"][0] == ("IDENTICAL" if when == "reading" else "ERROR")
+    assert limits == ([2.0] if when == "reading" else []) and check.exit_code == 3
 
 
 DROPS = """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from parity.record.assemble import Before
-from parity.record.events import Forward, ForwardRow, Tokens
-from parity.record.rows import Placeholders
+import pytest
+
+from parity.record.assemble import Before, complete_loop
+from parity.record.events import Decode, Forward, ForwardRow, Output, Tokens
+from parity.record.rows import CHOSEN, LIKELIEST, Placeholders
 
 
 def test_inputs_of_rows_with_one_prompt_are_each_ones_own() -> None:
@@ -26,3 +28,20 @@ def test_text_of_the_beginning_of_a_text_is_cut_and_no_shorter_text() -> None:
     assert before.text_of([4, 5, 6]).text is None
     assert before.cut([4, 5, 6]) == "first 3 of 4"
     assert before.text_of([4, 9]).text == "Dear"  # and what stands behind it
+
+
+@pytest.mark.parametrize(
+    ("decoded", "last", "loop"),
+    [
+        ([[7, 9], [8, 2]], 2, CHOSEN),
+        ([[8, 2], [8, 3]], 3, LIKELIEST),  # of another row, too
+        ([[8], [9, 2], [8, 2, 4]], 3, LIKELIEST),
+    ],
+)
+def test_the_last_id_of_a_loop_is_the_one_that_it_decodes_and_not_the_likeliest(
+    decoded: list[list[int]], last: int, loop: str
+) -> None:
+    """No model reads it: a penalty may have made it another one."""
+    output = Output([5], [8, 3], [8], reported={"loop": LIKELIEST})
+    complete_loop(output, [Decode([ids], [""], {}) for ids in decoded])
+    assert (output.output_ids, output.reported["loop"]) == ([8, last], loop)

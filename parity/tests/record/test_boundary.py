@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -158,6 +159,31 @@ def test_a_row_that_criteria_end_is_not_padded_to_an_end() -> None:
         given = ids[0, length:].tolist()
         assert given == first + [pad] * (12 - len(first)) and len(second) == 12
         assert 0 < len(first) < 12 and first[-1] != pad
+
+
+def test_criteria_that_a_library_adds_behind_those_of_generate_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stop-sequencer does, which puts a method of its own in the model's place."""
+    import transformers
+
+    class AtThree(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> bool:
+            return bool(input_ids.shape[1] - length == 3)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(TEXT, dtype="float32").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TEXT)
+    inputs = tokenizer("One, two", return_tensors="pt")
+    length, made = inputs["input_ids"].shape[1], model._get_stopping_criteria
+
+    def with_one_more(*given: Any, **words: Any) -> Any:
+        return transformers.StoppingCriteriaList([*copy.deepcopy(made(*given, **words)), AtThree()])
+
+    def run() -> Any:
+        monkeypatch.setattr(model, "_get_stopping_criteria", with_one_more)
+        return model.generate(**inputs, max_new_tokens=9, do_sample=False)
+
+    _, case = seen(run)
+    [row] = case.rows
+    assert (row["stop"]["criteria"]["value"], row["finish"]["criteria"]) == (["AtThree"], {"AtThree": 3})
 
 
 def test_record_criteria_of_the_codes_own_say_after_how_many_ids_they_were_done() -> None:

@@ -91,3 +91,10 @@ def test_a_stop_that_no_answer_reaches_and_no_call_names_is_latent(text: str, ca
     found = of_seen(cut_by_hand(text, ["\n\n"], **call))
     assert found is not None and (found.name, found.certainty) == ("stop.strings", "likely")
     assert of_seen(cut_by_hand(text, ["\n\n"], arguments={"stop": "\n\n"})) is None
+
+
+def test_stops_in_the_place_of_a_criterion_are_no_difference_that_counts() -> None:
+    """A criterion says nothing of what it stops at."""
+    told = cut_by_hand("a", ["\n\n"])
+    told.old.rows[0]["stop"]["criteria"] = {"value": ["AtBlankLines"], "from": "default"}
+    assert of_seen(told) is None
