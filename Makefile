@@ -34,8 +34,8 @@ try-real-model: $(VENV)/.ready
 	@$(BIN)/python -m parity.models.real_model >/dev/null || true
 
 test: $(VENV)/.ready browser try-real-model  ## all tests, on real transformers and real vLLM
-	# Processes of one thread and 3 to 4 GB each: three keep two cores busy, for some tests wait. In the order of files (see
-	# conftest.py), for those of few tests take longest.
+	# Forks of one process that has the libraries, of one thread each: three keep two cores busy, for some tests wait. In the
+	# order of files (see conftest.py), for those of few tests take longest.
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The HTML report is tested in a real browser; root on Debian gets one. Where none can be had, the tests say so at their

@@ -22,7 +22,16 @@ from parity.judge.align import has_same_ids, paired, same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.naming import difference_cause
 from parity.judge.replay import ANSWERS
-from parity.judge.row import Pairs, calls_of, end_ids, entry, model_in, parting_step
+from parity.judge.row import (
+    Pairs,
+    calls_of,
+    end_ids,
+    entry,
+    is_drawn,
+    model_in,
+    parting_step,
+    seeds_of,
+)
 from parity.judge.stages.stage import Decoder
 from parity.judge.tools import checkpoint_of
 from parity.record.rows import BUT_THE_LAST
@@ -190,10 +199,12 @@ class Inquiry:
 
     def is_possible(self, difference: Difference) -> bool:
         """Whether a difference can be the cause at all: other ends can't make a model choose
-        another word at a step where neither side ends."""
+        another word at a step where neither side ends; but samples part there by chance."""
         if difference.stage != "stop":
             return True
         for old, new in self.pairs:
+            if is_drawn(old) and is_drawn(new) and seeds_of(old).isdisjoint(seeds_of(new)):
+                continue
             before = old["output_ids"]
             after = new["output_ids"]
             step = parting_step(before, after)

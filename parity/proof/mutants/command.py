@@ -37,6 +37,8 @@ PARTS = ("engine", "companions")
 LIBRARIES = ("torch", "transformers.generation", "vllm.entrypoints.llm", "xgrammar", "pytest")
 VARIABLES = {  # as parity/tests/conftest.py has them; no fork can use a GPU
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # threads of more do not live through a fork
+    "NUMBA_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",

@@ -570,6 +570,16 @@ def test_no_stop_makes_a_model_choose_another_word() -> None:
         assert inquiry.is_possible(Difference("sampling", "mode", "greedy", "drawn"))
 
 
+@pytest.mark.parametrize(("seeds", "can_be"), [((None, None), True), ((1, 2), True), ((1, 1), False)])
+def test_samples_part_by_chance_and_a_stop_may_be_the_cause(seeds: tuple[int | None, int | None], can_be: bool) -> None:
+    """The first step where they part tells of draws, and nothing of a budget."""
+    said = [{"temperature": 0.7} | ({} if seed is None else {"seed": seed}) for seed in seeds]
+    drawn = [{name: {"value": value, "from": "caller"} for name, value in one.items()} for one in said]
+    old, new = (row(sampling=one, output_ids=ids) for one, ids in zip(drawn, ([4, 5, 9], [4, 6])))
+    difference = Difference("stop", "max_new_tokens", 3, 2)
+    assert inquiry_of(case(old), case(new), ()).is_possible(difference) is can_be
+
+
 def test_a_batch_of_one_puts_back_no_other_tensors() -> None:
     names = ["batch.keys", "batch.side"]
     nothing = Difference("batch", "", None, None)
