@@ -38,7 +38,7 @@ NO_CHECKPOINT = "the golden does not say which checkpoint it was"
 NO_TOKENS = (
     "its rows choose and score no token, so its rounding cannot be measured; record calls that do"
 )
-MOST_SITES = 4  # whose time may go by in all: a worker that says nothing for long is ended
+MOST_SITES = 4  # whose time may go by in all
 # Unsure tokens of which "holds" is believed though a probe is not surely inside its margin: on
 # SmolLM2 attention x 1.01 is seen in 10 of 10 sites then, in none if the first "holds" counts.
 SETTLED_TOKENS = 1200
@@ -59,7 +59,8 @@ class Group:
     here: cases that were recorded with the libraries of here.
     apart: how far the new path reads some rows otherwise alone, nats.
     read_adapter: the fingerprint of `adapter`, where the reference was read with it.
-    seconds: that it may take for tokens beyond the golden's.   made: these.   cases: its goldens.
+    seconds: that it may take for tokens beyond the golden's, is_late: and what all sites may take
+    left it fewer.   made: these.   cases: its goldens.
     numbers: cases of which nothing but numbers differs, the old side and the new one.
     other_weight: a tensor of the checkpoint that the new path's vLLM does not run.
     """
@@ -85,6 +86,7 @@ class Group:
     against: str = ""
     readings: list[Reading] = field(default_factory=list)
     seconds: float = FURTHER_SECONDS
+    is_late: bool = False
     made: Made = field(default_factory=Made)
     cases: set[str] = field(default_factory=set)
     numbers: Sequence[tuple[Case, Case]] = ()
@@ -247,7 +249,7 @@ def read_references(groups: Sequence[Group]) -> None:
         own = [group for group in ready if group.source == source]
         spent = sum(group.made.seconds for group in groups)
         for group in own:
-            group.seconds = min(group.seconds, MOST_SITES * group.seconds - spent)
+            group.is_late = group.seconds * (MOST_SITES - 1) < spent
         read_groups(own)
 
 
@@ -312,7 +314,7 @@ def wants_more(group: Group, seconds: float) -> bool:
     made = group.made
     if found is None or is_settled(found) or made.used == len(made.rows):
         return False
-    left = group.seconds - made.seconds
+    left = 0.0 if group.is_late else group.seconds - made.seconds
     affordable = int(left / seconds) if seconds > 0 else len(made.rows)
     wanted = found.more * SPARE if found.outcome == "cannot tell" else found.noise.tokens
     count = 0
@@ -357,8 +359,11 @@ def missing_of(group: Group, found: referee.Verdict) -> str:
     made = group.made
     if made.why:
         return f"{decides}; {made.why}"
+    longer = math.ceil(group.seconds * 3)
+    if group.is_late:
+        over = f"the {MOST_SITES * group.seconds:.0f} s for further tokens of all sites were over"
+        return f"{decides}, give `--numerics-seconds {longer}`, or check this site alone; {over}"
     if made.used < len(made.rows) or made.seconds >= group.seconds * 0.9:
-        longer = math.ceil(group.seconds * 3)
         over = f"the {group.seconds:.0f} s for further tokens were over"
         return f"{decides}, or give `--numerics-seconds {longer}`; {over}"
     return f"{decides}; all {len(made.rows)} rows that were made say no more"

@@ -8,8 +8,9 @@ a row has the same seed on both:
             batch around it. Where the golden's are those of its seed, the new ones must be, too.
             They are not where the process's generator served a batch of several rows, or went on
             from an earlier call: then no engine can give these ids, and none is asked to.
-    vLLM    how it makes numbers of a seed is up to its release, so ids are compared. In half
-            precision, where a batch moves rounding, only if the rows were asked in the same order.
+    vLLM    how it makes numbers of a seed is up to its release, so ids are compared; in float32
+            alone: in half precision what else is computed beside a row moves its rounding, and
+            there samples of one request and requests of one sample part by it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from parity.goldens.store import Case, Store, environment
 from parity.goldens.verdict import Outcome
 from parity.judge import case as check
 from parity.judge.comparison import Comparison
-from parity.judge.numerics import seeds
+from parity.judge.numerics import samples, seeds
 from parity.judge.numerics.processed import declared_settings, processed_logits
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import Engines, Replay
@@ -125,6 +125,24 @@ def test_an_equal_seed_gives_equal_ids_on_one_backend(module: str, on: str, code
     with every_seed_moved():
         outcome = judged(store, on)
     assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "sampling.seed"), outcome
+
+
+@pytest.mark.parametrize(("dtype", "is_owed"), [("float32", True), ("bfloat16", False)])
+def test_in_half_precision_an_equal_seed_owes_no_equal_ids_on_vllm(
+    dtype: str, is_owed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain vLLM gives n samples of a request and n requests other ids there."""
+    monkeypatch.setattr(samples, "is_recorded_here", lambda *_: True)
+
+    def drawn(ids: list[int]) -> Case:
+        said = {"temperature": 0.7, "seed": 3}
+        sampling = {name: {"value": value, "from": "caller"} for name, value in said.items()}
+        model = {"backend": "vllm", "dtype": dtype}
+        row = {"prompt_ids": [1], "output_ids": ids, "sampling": sampling, "model": model, "request": {"seed": 3}}
+        return Case("s", "c", rows=(row,))
+
+    judge = samples.Samples(Store("golden"), "vllm", lambda: None, None, {})
+    assert (judge.off_seed(drawn([4, 5]), drawn([4, 6])) is not None) is is_owed
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -101,6 +101,16 @@ def test_without_time_nothing_is_made_and_what_is_missing_is_said_in_calls() -> 
     assert "more calls" in said and "--numerics-seconds" in said
 
 
+def test_sites_whose_time_others_took_say_so() -> None:
+    """It said: the -184 s for further tokens were over, give `--numerics-seconds -552`."""
+    late, other = small_site(), small_site()
+    other.made.seconds = 300.0
+    groups.read_references([other, late])
+    assert late.made.used == 0 and late.verdict is not None
+    said = str(late.verdict)
+    assert "give `--numerics-seconds 180`, or check this site alone; the 240 s for further tokens of all sites" in said
+
+
 def test_time_that_is_over_stops_the_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 40))
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: next(clock)))
