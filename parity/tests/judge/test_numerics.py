@@ -198,7 +198,8 @@ def test_an_undeclared_fault_in_the_moved_path_is_a_shift(checked: Checked, plac
 
 
 def test_another_dtype_is_named(checked: Checked) -> None:
-    code, said, told = checked("--backend", "hf", asked="flat/flat-001", dtype="float16")
+    first = Store("golden").names("flat")[0]
+    code, said, told = checked("--backend", "hf", asked=f"flat/{first}", dtype="float16")
     assert code == 1 and len(said["outcomes"]) == 1 and {cause for _, cause, _ in causes(said)} == {"model.dtype"}, told
     assert {sure for verdict, _, sure in causes(said)} == {"confirmed"}, told
 
