@@ -663,15 +663,16 @@ OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on
 
 
 def texts_of_answers(comparison: Comparison) -> Iterator[OtherText]:
-    """As it was recorded, each time; and by the other flag: an engine's result holds both texts."""
+    """As it was recorded, each time; and by the flags of both sides."""
     decode = comparison.tools.decode
     for old, new in comparison.pairs:
         for one, other in itertools.product(decodes_of(old), decodes_of(new)):
-            yield name_of_flags(one, other), one.get("text") or "", other.get("text") or ""
-            if decode is not None and one.get("skip_special_tokens") is not None:
-                skips = bool(one["skip_special_tokens"])
-                texts = [decode(old["output_ids"], flag, False) for flag in (skips, not skips)]
-                yield OTHER_FLAG, texts[0], texts[1]
+            name = name_of_flags(one, other)
+            yield name, one.get("text") or "", other.get("text") or ""
+            if decode is not None and name == OTHER_FLAG:
+                ids = old["output_ids"]
+                flags = [bool(how["skip_special_tokens"]) for how in (one, other)]
+                yield name, decode(ids, flags[0], False), decode(ids, flags[1], False)
 
 
 OTHER_FLAG = "decode.skip_special_tokens"

@@ -39,16 +39,6 @@ def test_after_decoding_a_stop_that_was_appended_to_equal_texts_is_no_stop() -> 
     assert caused(stopped, stopped, "d", "de").name == "value"
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_an_answer_with_its_special_tokens_is_named_as_such_whatever_the_options_say(keeps: bool) -> None:
-    """An engine's result holds both texts."""
-    only = row(output_ids=ENDS_WITH_E, decode={"ids": "ended", "skip_special_tokens": not keeps, "clean_up": False})
-    texts = [TOOLS.decode(ENDS_WITH_E, skips, False) for skips in (True, False)]  # type: ignore[misc]
-    assert texts[0] != texts[1]
-    cause = caused(only, only, f"said: {texts[keeps]}", f"said: {texts[not keeps]}")
-    assert str(cause) == "decode.skip_special_tokens; confirmed"
-
-
 def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> None:
     only = row(output_ids=ENDS_WITH_E)
     swapped = [{"photo": "a.png", "colour": "e", "item": "d"}]
