@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 import libcst as cst
 import libcst.matchers as m
@@ -194,17 +193,10 @@ def vllm_load(call: cst.Call, seen: Observed) -> Load:
 def loads_only(module: cst.Module, models: Sequence[str]) -> bool:
     """Whether a module names each checkpoint that it loads, and these are the ones of the goldens,
     `models`. Another one may say something else in its generation_config.json."""
-    paths = [path_in(module, node) for node in loads_in(module)]
-    names = {path and Path(path).name for path in paths}
-    return (
-        bool(names)
-        and None not in names
-        and (len(names) == 1 or names <= set(map(name_of, models)))
-    )
-
-
-def name_of(model: str) -> str:
-    return Path(model).name
+    paths = {path_in(module, node) for node in loads_in(module)}
+    if not paths or None in paths:
+        return False
+    return len(paths) == 1 or paths <= {*models}
 
 
 def loads_in(module: cst.Module) -> Iterator[cst.BaseExpression]:

@@ -62,9 +62,13 @@ def checkpoint_settings(engine):
         said = GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
     except OSError:  # the checkpoint has none
         said = {}
-    for name in ("no_repeat_ngram_size", "min_new_tokens", "num_beams", "suppress_tokens"):
-        if said.get(name) not in (None, 0, 1):
-            raise ValueError(f"{model}: its generation_config.json sets {name}")
+    for name, idle in {
+        "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0, "num_beams": 1,
+        "typical_p": 1.0, "penalty_alpha": None, "suppress_tokens": [], "bad_words_ids": [],
+        "sequence_bias": None, "stop_strings": [],
+    }.items():
+        if said.get(name) not in (None, idle):
+            raise ValueError(f"{model}: generation_config.json sets {name}: add it to the options")
     settings = {
         "do_sample": False,
         "max_new_tokens": None if said.get("max_length") else 20,  # it would count the prompt

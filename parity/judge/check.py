@@ -399,7 +399,8 @@ class Apart:
         are those that it has not judged together."""
         for place in self.waiting:
             backend, site, name = item_of(self.outcomes[place])
-            said = f"the process ended before the cases of its site were judged together: {death}"
+            ended = f"the process ended before the cases of its site were judged together: {death}"
+            said = f"{ended}; check this site alone"
             self.outcomes[place] = error_outcome(site, name, backend, said)
         self.waiting.clear()
         if not self.items:

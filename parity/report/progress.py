@@ -68,10 +68,10 @@ class CheckProgress:
                 self._show(self._line(outcome))
 
     def together(self, waiting: int) -> None:
-        """All cases were run; those that wait are judged by what a reference reads."""
+        """All cases were run; so many verdicts wait for what a reference reads."""
         with self.lock:
             self.told = self.clock()
-            self._show(f"reading as a reference what {waiting} cases hang on")
+            self._show(f"all cases were run; a reference reads for {waiting} verdicts")
 
     def end(self) -> None:
         """Take the line from the terminal."""

@@ -59,8 +59,8 @@ class Group:
     here: cases that were recorded with the libraries of here.
     apart: how far the new path reads some rows otherwise alone, nats.
     read_adapter: the fingerprint of `adapter`, where the reference was read with it.
-    seconds: that it may take for tokens beyond the golden's, is_late: and what all sites may take
-    left it fewer.   made: these.   cases: its goldens.
+    seconds: that it may take for tokens beyond the golden's.   is_late: the time that all sites may
+    take is over.   made: these.   cases: its goldens.
     numbers: cases of which nothing but numbers differs, the old side and the new one.
     other_weight: a tensor of the checkpoint that the new path's vLLM does not run.
     """

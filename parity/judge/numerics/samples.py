@@ -200,7 +200,7 @@ class Samples:
             elif is_exact:  # in half precision an equal seed is no equal sample in another batch
                 step = first_divergence(golden["output_ids"], row["output_ids"])
             if step is not None:
-                return cause_off_seed(number, seed, step, is_sure=is_aligned)
+                return cause_off_seed(number, seed, step, is_sure=is_aligned and is_exact)
         return None
 
     def step_off_seed(self, old: Case, new: Case, golden: Row, row: Row) -> int | None:

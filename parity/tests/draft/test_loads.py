@@ -318,7 +318,12 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
 
 @pytest.mark.parametrize(
     ("said", "problem"),
-    [({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size"), ({"max_length": 99}, "max_new_tokens is None")],
+    [
+        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size: add it to the options"),
+        ({"min_new_tokens": 1}, "sets min_new_tokens"),
+        ({"bad_words_ids": [[3]]}, "sets bad_words_ids"),
+        ({"max_length": 99}, "max_new_tokens is None"),
+    ],
 )
 def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when_it_is_asked(
     said: dict[str, Any], problem: str, tmp_path: Path
@@ -331,6 +336,28 @@ def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when
         GenerationOptions(**engine.calls[0][1])
 
 
+@pytest.mark.parametrize(
+    ("loads", "is_read"),
+    [
+        (["'m'"], False),
+        (["'m'", "'m'"], False),
+        (["'m'", "'other/m'"], True),  # a folder of the same name
+        (["'m'", "NAME"], True),
+        (["sys.argv[1]"], True),
+        (["os.environ.get('MODEL', 'm')"], True),
+    ],
+)
+def test_what_a_checkpoint_sets_is_read_where_another_one_may_be_loaded(loads: list[str], is_read: bool) -> None:
+    code = "import os, sys\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\nNAME = 'n' * 2\n"
+    code += f"tok = AutoTokenizer.from_pretrained({loads[0]})\n"
+    code += "".join(f"model{k or ''} = AutoModelForCausalLM.from_pretrained({one})\n" for k, one in enumerate(loads))
+    code += "def answer(question):\n" + textwrap.indent(ASKS, "    ")
+    draft = draft_of(code, seen(rows=[row(penalty=1.05)], question="x"))
+    assert draft.is_moved and ("checkpoint_settings" in draft.code) is is_read
+    assert ("1.05" in draft.code) is not is_read
+
+
+ASKS = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
 FREE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 

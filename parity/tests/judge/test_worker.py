@@ -121,9 +121,7 @@ def test_a_process_that_ends_before_the_cases_are_judged_together_does_not_pass(
 
 
 @pytest.mark.parametrize("when", ["another case", "reading"])
-def test_verdicts_that_hang_on_a_process_that_ended_are_none(
-    when: str, acme: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_that_hang_on_a_process_that_ended_are_none(when: str, acme: Store) -> None:
     """What was said before all cases of a site are judged together may be a DRIFT that rounding explains."""
     limits = []
 
