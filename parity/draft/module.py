@@ -664,7 +664,8 @@ class ModuleDraft(Statements):
         for decorator in known.node.decorators:
             if not parts.is_cache(decorator):
                 what = f"`{code_of(decorator).strip()}` stands at what loads a model"
-                raise Unsure(what, "the draft keeps engines in a plain function", "take it away")
+                possible = "take it away, and call the function where a property was read"
+                raise Unsure(what, "the draft keeps engines in a plain function", possible)
         value, kept = found
         known.returned = replace(value, node=None, name="")
         if value.node is None or "bare" in value.details:

@@ -12,7 +12,7 @@ from typing import Any
 import gen_engine
 
 from parity.goldens.store import Case, Store
-from parity.record.taps.models import weights_on_disk
+from parity.record.taps.models import tensors_on_disk, weights_on_disk
 
 CHECKPOINT = "the checkpoint's generation_config.json"
 # What transformers' generate takes where neither the caller nor the checkpoint says anything.
@@ -299,10 +299,12 @@ def model_paths(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path))
 
 
-def weights_of(rows: Iterable[Mapping[str, Any]], model: str) -> set[str]:
-    """Digests of the weight files of the checkpoints that goldens call by one path."""
+def weights_of(rows: Iterable[Mapping[str, Any]], model: str) -> list[set[str]]:
+    """Digests of the weight files, and of their tensors, of the checkpoints that goldens call by
+    one path."""
     stages = [row.get("model", {}) for row in rows]
-    return {one["files"] for one in stages if one.get("path") == model and one.get("files")}
+    of_path = [one for one in stages if one.get("path") == model]
+    return [{one[field] for one in of_path if one.get(field)} for field in ("files", "tensors")]
 
 
 @dataclass(frozen=True)
@@ -322,12 +324,13 @@ def with_checkpoint(seen: Observed, mentions: Sequence[Mention]) -> Observed:
         return seen
     digests = {model: weights_of(seen.rows, model) for model in seen.models}
     for model, of_one_name in digests.items():
-        if len(of_one_name) > 1:
-            said = (
-                f"the goldens were made with {len(of_one_name)} checkpoints that are called {model}"
-            )
+        count = max(map(len, of_one_name))
+        if count > 1:
+            said = f"the goldens were made with {count} checkpoints that are called {model}"
             return replace(seen, problem=said)
-    found = [checkpoint_path(model, mentions, digests[model]) for model in seen.models]
+    found = [
+        checkpoint_path(model, mentions, set().union(*digests[model])) for model in seen.models
+    ]
     absent = [mention for mention in found if mention.place]
     models = tuple(dict.fromkeys(mention.text for mention in found))
     seen = replace(seen, models=models)
@@ -353,7 +356,10 @@ def checkpoint_path(model: str, mentions: Sequence[Mention], digests: Set[str]) 
     named = [one for one in mentions if is_path_of(one.text, model)]
     for one in (Mention(model, "the goldens"), *named):
         folder = Path(one.text).expanduser()
-        if folder.is_dir() and (weights_on_disk(str(folder)) or "") in {*digests, ""}:
+        if not folder.is_dir():
+            continue
+        own = {weights_on_disk(str(folder)), tensors_on_disk(str(folder))} - {None}
+        if not own or digests <= own:
             return Mention(one.text, "")
     return next(iter(named), Mention(model, "the goldens" if Path(model).is_dir() else ""))
 

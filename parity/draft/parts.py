@@ -177,8 +177,11 @@ def cached(
     first = node.body.body[0]
     if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
         body.insert(0, cst.ensure_type(first, cst.SimpleStatementLine))
-    decorator = cst.Decorator(cst.parse_expression(f"{word('functools')}.cache"))
-    decorators = [decorator] if is_key else []
+    bounded = [
+        one for one in node.decorators if is_bounded(one)
+    ]  # as many models as it had room for
+    cache = cst.Decorator(cst.parse_expression(f"{word('functools')}.cache"))
+    decorators = (bounded or [cache]) if is_key else []
     return node.with_changes(decorators=decorators, body=cst.IndentedBlock(body), returns=None)
 
 
@@ -187,6 +190,12 @@ def is_cache(decorator: cst.Decorator) -> bool:
     node = decorator.decorator
     name = dotted(node.func if isinstance(node, cst.Call) else node).rpartition(".")[2]
     return name in ("cache", "lru_cache", "cache_resource", "no_grad", "inference_mode")
+
+
+def is_bounded(decorator: cst.Decorator) -> bool:
+    """Whether it is an `lru_cache` that says how much it keeps."""
+    call = decorator.decorator
+    return isinstance(call, cst.Call) and dotted(call.func).endswith("lru_cache")
 
 
 def takes_objects(node: cst.FunctionDef) -> bool:

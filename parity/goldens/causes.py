@@ -85,6 +85,7 @@ OF_FIELD = {
     "batch.order": "order",
     "batch.masked": "batch.mask",
     "model.files": "model.weights",
+    "model.tensors": "model.weights",
     "output_ids.rows": "calls",
     "output_ids.": "stop",
     "value.raised": "error",

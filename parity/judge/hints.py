@@ -54,10 +54,18 @@ def of_ids(old: Sequence[int], new: Sequence[int], may_cut: bool) -> Iterator[st
         return
     if long[more:] == short and {*long[: more + 1]} == {short[0]}:
         yield f"id {short[0]} stands twice at the beginning: a BOS before a text that has one"
-    elif may_cut and short in (long[: len(short)], long[more:]):
-        end = "beginning" if long[: len(short)] == short else "end"
+        return
+    if long[: len(short)] == short:
+        kept, added = "beginning", long[len(short) :]
+    elif long[more:] == short:
+        kept, added = "end", long[:more]
+    else:
+        return
+    if more > 1 and len(set(added)) == 1:
+        yield f"the longer prompt is the other one and {more} times id {added[0]}: padding"
+    elif may_cut:
         cut = f"something cuts at {len(short)} ids"
-        yield f"the shorter prompt is the {end} of the longer one: {cut}"
+        yield f"the shorter prompt is the {kept} of the longer one: {cut}"
 
 
 # == Values ==

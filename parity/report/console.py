@@ -140,6 +140,10 @@ def cause_of_all(same: Sequence[Outcome]) -> str:
     return f"{causes[0].name}; " + ", ".join(f"{n} {sure}" for sure, n in counts.items())
 
 
+def certainty(outcome: Outcome) -> str:
+    return outcome.cause.certainty if outcome.cause else ""
+
+
 def places_text(same: Sequence[Outcome]) -> str:
     """ "12 cases: summaries on hf 8, on vllm 4" """
     counts = [f"{site} on {backend} {len(some)}" for (site, backend), some in groups(same).items()]
@@ -152,14 +156,18 @@ def others_text(same: Sequence[Outcome]) -> str:
     first, *others = same
     shown = sentence(first), first.also
     own = [o for o in others if (sentence(o), o.also) != shown][:LISTED]
+    mixed = len({certainty(o) for o in same}) > 1
     lines = []
     for outcome in own:
-        lines.append(elided(f"{outcome.label} on {outcome.backend}: {sentence(outcome)}"))
+        sure = f" ({certainty(outcome)})" if mixed else ""
+        lines.append(elided(f"{outcome.label} on {outcome.backend}{sure}: {sentence(outcome)}"))
         if outcome.also:
             lines += [wrapped(f"also: {one}", "    ") for one in outcome.also]
     if named := [o for o in others if o not in own]:
         several = len({o.backend for o in same}) > 1
         names = [f"{o.label} on {o.backend}" if several else o.label for o in named]
+        if mixed:
+            names = [f"{name} ({certainty(o)})" for name, o in zip(names, named)]
         lines.append(wrapped(f"and {len(named)} more: {', '.join(names)}"))
     return "\n".join(lines)
 

@@ -12,6 +12,11 @@ from parity.judge.stages.stage import Stage
 
 DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
 OF_WEIGHTS = ("dtype", "quantization")  # where these differ, so do the weights
+OF_FILES = (
+    "weights",
+    "tensors",
+    "files",
+)  # fingerprints; the first that both sides have is compared
 OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes its tables by itself
 
 
@@ -21,14 +26,21 @@ def model_differences(old: Row, new: Row) -> Iterator[Difference]:
     both = model.keys() & new_model.keys()
     names = list(DECLARED)
     if all(model.get(name) == new_model.get(name) for name in OF_WEIGHTS):
-        names += [name for name in ("weights", "files") if name in both][:1]
+        names += [name for name in OF_FILES if name in both][:1]
     for name in names:
         if name in OF_HF and name not in both:
             continue
         before = model.get(name)
         after = new_model.get(name)
         if before != after:
-            yield Difference("model", name, before, after)
+            told = weights_words(before, model), weights_words(after, new_model)
+            words = told if name in OF_FILES else None
+            yield Difference("model", name, before, after, words=words)
+
+
+def weights_words(fingerprint: Any, model: Mapping[str, Any]) -> str:
+    path = model.get("path")
+    return f"{fingerprint} of {path}" if path else str(fingerprint)
 
 
 def tells_its_adapter(row: Row) -> bool:

@@ -8,11 +8,12 @@ import json
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parity.record.rows import Fields, Placeholders
 
 SAMPLED = 64  # values of each parameter that a fingerprint reads
+PIECE = 8  # bytes of a tensor in a file that are read together
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
 FOLDERS: dict[str, set[str]] = {}  # name of a checkpoint's folder -> where this process had one
 
@@ -85,6 +86,58 @@ def file_bytes(file: Path) -> bytes:
         return f"{file.name}{size}".encode() + begin + content.read()
 
 
+@functools.lru_cache(maxsize=16)
+def tensors_on_disk(path: str) -> str | None:
+    """A fingerprint of each tensor of a checkpoint's safetensors files, in whichever file it is."""
+    tensors = {
+        name: tensor
+        for file in Path(path).glob("*.safetensors")
+        for name, tensor in tensors_of(file)
+    }
+    if not tensors:
+        return None
+    return fingerprint(tensor_bytes(name, tensors[name]) for name in sorted(tensors))
+
+
+class Tensor(NamedTuple):
+    """A tensor in a safetensors file: its type and shape, where its bytes begin, how many."""
+
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+    @property
+    def read(self) -> list[int]:
+        """Where what a fingerprint reads begins: PIECE bytes each, spread evenly."""
+        step = max(1, self.size // PIECE // SAMPLED)
+        return list(range(self.begin, self.begin + self.size, step * PIECE))
+
+
+def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """A file begins with the length of its header in eight bytes, and the header, which is JSON."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        if length > file.stat().st_size:
+            return  # no file of this kind
+        header = json.loads(content.read(length))
+    for name, said in header.items():
+        if name != "__metadata__":
+            begin, end = said["data_offsets"]
+            shape = tuple(said["shape"])
+            yield name, Tensor(file, said["dtype"], shape, 8 + length + begin, end - begin)
+
+
+def tensor_bytes(name: str, tensor: Tensor) -> bytes:
+    found = [f"{name} {tensor.type} {tensor.shape}".encode()]
+    with tensor.file.open("rb") as content:
+        for place in tensor.read:
+            content.seek(place)
+            found.append(content.read(min(PIECE, tensor.begin + tensor.size - place)))
+    return b"".join(found)
+
+
 def note_folder(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
@@ -129,6 +182,7 @@ def vllm_model(config: Any) -> Fields:
         "dtype": dtype_name(config.dtype),
         "quantization": config.quantization,
         "files": weights_on_disk(str(config.model)),
+        "tensors": tensors_on_disk(str(config.model)),
         "path": shown_path(str(config.model)),
         "backend": "vllm",
     }
@@ -148,6 +202,7 @@ def transformers_model(model: Any) -> Fields:
         # Packed tensors do not let themselves be read.
         "weights": None if quantization else weights_in_memory(model),
         "files": weights_on_disk(path),
+        "tensors": tensors_on_disk(path),
         "path": shown_path(path),
         "backend": "hf",
     }

@@ -68,6 +68,9 @@ def test_draft_of_a_cached_loader_says_it_above_the_loader() -> None:
     draft = draft_of(source, seen(question="x"))
     assert run(draft, "answer", "Why?")[0] == "ANSWER" and not draft.todos
     assert "# left to load(): device=0\n@functools.cache\ndef get():" in draft.code
+    few = draft_of(source.replace("lru_cache", "lru_cache(maxsize=2)"), seen(question="x"))
+    assert run(few, "answer", "Why?")[0] == "ANSWER" and not few.todos
+    assert "@functools.lru_cache(maxsize=2)\ndef get():" in few.code, "as many models as there was room for"
 
 
 @pytest.mark.parametrize(

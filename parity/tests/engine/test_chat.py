@@ -56,7 +56,9 @@ def test_a_template_without_the_switch_renders_with_one_warning_and_a_note(
             [chat(word, chat={"template": NO_SWITCH}) for word in "ab"], {"max_new_tokens": 2}
         )
     assert [result.notes for result in results] == [results[0].notes] * 2
-    assert "knows no enable_thinking switch, which is off by default" in results[0].notes[0]
+    owner = type(text.tokenizer).__name__
+    said = f"{owner}'s chat template knows no enable_thinking switch, which is off by default"
+    assert said in results[0].notes[0]
     assert [(record.name, record.message) for record in caplog.records] == [("gen_engine", results[0].notes[0])]
     assert text.generate_text_batch([chat("a")], {"max_new_tokens": 2})[0].notes == ()
 

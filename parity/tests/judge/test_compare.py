@@ -110,6 +110,15 @@ def of(*rows: Any) -> Case:
     return Case("s", "c", rows=rows, value="x")
 
 
+@pytest.mark.parametrize("field", ["files", "tensors"])  # older goldens have no tensors
+def test_other_weights_on_disk_are_named_where_none_are_read_in_memory(field: str) -> None:
+    vllm = {"class": "M", "dtype": "float32", "backend": "vllm"}
+    old, new = ({**ROW, "model": {**vllm, "path": path, field: path[::-1]}} for path in ("m/a1", "m/b2"))
+    [found] = differences(of(old), of(new))
+    assert (found.name, found.counts) == ("model.weights", True)
+    assert found.sentence().endswith("was 1a/m of m/a1, is 2b/m of m/b2")
+
+
 def test_settings_are_equal_up_to_how_they_were_computed() -> None:
     drawn = {**ROW, "sampling": {"temperature": said(1.3)}}
     times = {**ROW, "sampling": {"temperature": said(0.7 + 0.6)}}

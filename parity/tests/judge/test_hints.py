@@ -24,6 +24,8 @@ def hints(name: str, old: Case, new: Case) -> str:
         ({"prompt_ids": [1, 2]}, {"prompt_ids": [1, 1, 2]}, "id 1 stands twice at the beginning"),
         ({"prompt_ids": [1, 2, 3]}, {"prompt_ids": [2, 3]}, "the end of the longer one"),
         ({"prompt_ids": [1, 2, 3]}, {"prompt_ids": [1, 2]}, "something cuts at 2 ids"),
+        ({"prompt_ids": [1, 2]}, {"prompt_ids": [0, 0, 0, 1, 2]}, "3 times id 0: padding"),
+        ({"prompt_ids": [1, 2, 0, 0]}, {"prompt_ids": [1, 2]}, "2 times id 0: padding"),
         (
             {"prompt_ids": [1], "prompt_text": "On 2026-01-02: a"},
             {"prompt_ids": [2], "prompt_text": "On 2026-11-28: a"},

@@ -242,8 +242,17 @@ def test_other_sentences_of_a_cause_are_listed() -> None:
     assert other.cause is not None
     own = dataclasses.replace(other.cause, sentence="no end id is left", certainty="likely")
     said = console(Check((babbler(), dataclasses.replace(other, cause=own))))
-    assert "  summaries/other on hf: no end id is left\n" in said
+    assert "  summaries/other on hf (likely): no end id is left\n" in said
     assert "stop.end_ids; 1 confirmed, 1 likely" in said
+
+
+def test_which_of_a_causes_cases_are_only_likely_is_said() -> None:
+    other = babbler("other")
+    assert other.cause is not None
+    likely = dataclasses.replace(other, cause=dataclasses.replace(other.cause, certainty="likely"))
+    said = console(Check((babbler(), babbler("third"), likely)))
+    assert "and 2 more: summaries/third (confirmed), summaries/other (likely)" in said
+    assert "confirmed)" not in console(Check((babbler(), babbler("third"))))
 
 
 def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause() -> None:
