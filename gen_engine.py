@@ -3064,6 +3064,17 @@ def change_rows(rows: Sequence[Row], scores: Any) -> Any:
     return lazy_import("torch").stack(changed)
 
 
+class Processor:
+    """A function of the scores as a logits processor. transformers asks each step for the signature
+    of `__call__`, which of a plain function takes it seven times as long as of a class."""
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self.apply = apply
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        return self.apply(scores)
+
+
 def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' processors in vLLM's order, so that combined options mean the same on both.
 
@@ -3072,9 +3083,9 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     options = plan.options
     chain: list[Any] = []
     if options.min_new_tokens and plan.end_ids:
-        chain.append(lambda ids, scores: mask_eos_below_min(plan, rows, scores))
+        chain.append(Processor(functools.partial(mask_eos_below_min, plan, rows)))
     if plan.changes_rows:
-        chain.append(lambda ids, scores: change_rows(rows, scores))
+        chain.append(Processor(functools.partial(change_rows, rows)))
     if plan.plugins:
         chain += plan.plugins.hf_processors(rows)
     if options.repetition_penalty != 1:
@@ -3171,9 +3182,9 @@ class DecodeLoop:
         """From the logits of a step to the one-hot scores of the chosen tokens."""
         return lazy_import(LOGITS_KIT).LogitsProcessorList(
             [
-                lambda ids, logits: self._read(logits),
+                Processor(self._read),
                 *logits_processors(self.plan, self.batch),
-                lambda ids, scores: self._decide(scores),
+                Processor(self._decide),
             ]
         )
 
