@@ -475,11 +475,14 @@ def lacks_only_ends(made: Comparison) -> bool:
     for old, new in made.pairs:
         whole = decode(old["output_ids"], True, False)
         part = decode(new["output_ids"], True, False)
-        rests |= {whole.removeprefix(part), whole.removeprefix(part).rstrip()}
-    return all(
-        any(old.strip().removesuffix(rest).strip() == new.strip() for rest in rests)
-        for old, new in texts
-    )
+        rests |= {whole.removeprefix(part).rstrip()} - {""}
+    return all(any(is_without(rest, old, new) for rest in rests) for old, new in texts)
+
+
+def is_without(rest: str, old: str, new: str) -> bool:
+    """Whether a text is another one without what it ends with, and blanks there."""
+    kept = old.rstrip().removesuffix(rest)
+    return kept != old.rstrip() and kept.rstrip() == new.rstrip()
 
 
 def of_prompts_behind(inquiry: Inquiry) -> Cause | None:

@@ -102,6 +102,10 @@ def test_prompts_that_came_with_the_answers_of_others_say_nothing_of_their_own_s
         ("de", "aa", "value"),
         ("de", "d", "value"),
         ("defg", "d", "value"),
+        (" defg \n", " de", None),
+        (" defg", "de", "value"),  # it strips, besides
+        (" de", "de", "value"),
+        ("de ", "de", "value"),
     ],
 )
 def test_ids_behind_the_end_of_a_criterion_are_forced_as_far_as_the_new_stops_go(
