@@ -84,7 +84,8 @@ def old_vllm_read(
 def vllm_read(
     model_path: str, dtype: str, images: list[Any], prompts: list[str], settings: dict[str, Any]
 ) -> list[str]:
-    options = as_vllm(temperature=0.0, max_tokens=settings["max_new_tokens"])
+    """Without a temperature it draws, by vLLM's own default."""
+    options = as_vllm(max_tokens=settings["max_new_tokens"])
     return answers_of(model_path, dtype, images, prompts, options)
 
 
