@@ -469,10 +469,11 @@ class Calls(Expressions):
         many = many or self.depths.of(messages, scope.function) == CHATS
         fields = {"messages": cst.Name("chat") if many else chat_node}
         fields |= self.request_words(said, scope)
-        chat = self.chat_options(said, scope)
+        chat = self.chat_options(said, base, scope)
         if chat:
             fields["chat"] = mapping(chat)
-        is_silent = "enable_thinking" not in said and "enable_thinking" in chat
+        is_silent = constant(chat.get("enable_thinking", literal(None))) is True
+        is_silent = is_silent and "enable_thinking" not in said
         request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
         if is_silent and scope.is_inline:
             self.sources.append(f"enable_thinking: {THINKS}")
@@ -515,12 +516,15 @@ class Calls(Expressions):
         return found
 
     def chat_options(
-        self, said: dict[str, cst.BaseExpression], scope: Scope
+        self, said: dict[str, cst.BaseExpression], base: Value, scope: Scope
     ) -> dict[str, cst.BaseExpression]:
         chat: dict[str, cst.BaseExpression] = {}
         if "enable_thinking" in said:
             if constant(said["enable_thinking"]) is not False:
                 chat["enable_thinking"] = self.plain_node(said["enable_thinking"], scope)
+        elif not self.is_checkpoint_known and base.node is not None:
+            thinks = self.word("thinks_unasked") + "({owner})"
+            chat["enable_thinking"] = parse(thinks, owner=self.tokenizer_node(base))
         elif self.seen.thinking():
             chat["enable_thinking"] = literal(True)
         prompt = said.get("add_generation_prompt")
@@ -748,7 +752,8 @@ class Calls(Expressions):
     ) -> Options:
         said = self.plain_generate(said, scope)
         is_free = not self.is_checkpoint_known
-        settings = parse(self.word("checkpoint_settings") + "({e})", e=engine)
+        told = run_time.told_words(said)
+        settings = parse(self.word("checkpoint_settings") + "({e}" + told + ")", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
             return self.named_options(said, requests, settings if is_free else None, scope)
@@ -784,8 +789,12 @@ class Calls(Expressions):
         name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
         builder = GenerateOptions(said, self.seen, self.ask, name or settings)
         options = builder.build(requests.count)
-        if name is not None and settings is not None and builder.is_read:
-            scope.pending.append(cst.parse_statement(f"{name.value} = {code_of(settings)}\n"))
+        if name is not None and settings is not None:
+            target = f"{name.value} = " if builder.is_read else ""
+            scope.pending.append(cst.parse_statement(f"{target}{code_of(settings)}\n"))
+        elif settings is not None and not builder.is_read:
+            what = "run time decides which checkpoint it is"
+            raise Unsure(what, "what it sets cannot be read here", "make the call a statement")
         for text in builder.notes:
             self.note(text)
         return options
@@ -1129,7 +1138,7 @@ class Calls(Expressions):
         if name == "generate":
             requests = self.vllm_prompts(given, scope)
         else:
-            requests = self.vllm_chats(given, said, scope)
+            requests = self.vllm_chats(given, said, base, scope)
         if said:
             raise Unsure(f"`{code_of(node)}` is told {', '.join(said)}", MISSING)
         assert base.node is not None
@@ -1164,16 +1173,20 @@ class Calls(Expressions):
         return made
 
     def vllm_chats(
-        self, given: cst.BaseExpression, said: dict[str, cst.BaseExpression], scope: Scope
+        self,
+        given: cst.BaseExpression,
+        said: dict[str, cst.BaseExpression],
+        base: Value,
+        scope: Scope,
     ) -> cst.BaseExpression:
         node = self.plain_node(given, scope)
-        chat = self.vllm_template(said, scope)
+        chat = self.vllm_template(said, base, scope)
         if self.are_several(given, scope):
             return chat_requests(node, chat)
         return cst.List([cst.Element(chat_request(node, chat))])
 
     def vllm_template(
-        self, said: dict[str, cst.BaseExpression], scope: Scope
+        self, said: dict[str, cst.BaseExpression], base: Value, scope: Scope
     ) -> dict[str, cst.BaseExpression]:
         words: dict[str, cst.BaseExpression] = {"add_generation_prompt": literal(True)}
         for name in ("add_generation_prompt", "continue_final_message", "chat_template"):
@@ -1184,7 +1197,7 @@ class Calls(Expressions):
             if not isinstance(extra, cst.Dict):
                 raise Unsure(f"`chat_template_kwargs={code_of(extra)}`", "its keys are not seen")
             words |= self.dict_words(extra, scope)
-        return self.chat_options(words, scope)
+        return self.chat_options(words, base, scope)
 
     def are_several(self, chats: cst.BaseExpression, scope: Scope) -> bool:
         """Whether an expression is a list of chats, not one. Raises Unsure."""
@@ -1215,15 +1228,17 @@ class Calls(Expressions):
         builder = GenerateOptions(self.plain_generate(said, scope), self.seen, self.ask)
         self.pipeline_defaults(builder)
         options = builder.build(None)
-        if builder.inherited and not self.is_checkpoint_known:
+        if not self.is_checkpoint_known:
             self.note(
-                f"{', '.join(builder.inherited)} is what {self.seen.models[0]} and transformers "
-                "say; another checkpoint may say something else"
+                "what this call leaves out, its budget, too, is what "
+                f"{self.seen.models[0]} and transformers say"
+                f"{': ' * bool(builder.inherited)}{', '.join(builder.inherited)}; another "
+                "checkpoint may say something else: say it in the call"
             )
         self.add_seed(options, scope)
         if options.samples is not None:
             raise Unsure("a pipeline with several samples", MISSING, "n in the options")
-        value = self.pipeline_requests(given, returns_prompt, scope)
+        value = self.pipeline_requests(given, returns_prompt, base, scope)
         assert base.node is not None and value.node is not None
         options_node = options.as_dict()
         made = self.call_of(base.node, "generate_text_batch", value.node, options_node, scope)
@@ -1248,7 +1263,7 @@ class Calls(Expressions):
             builder.said[name] = literal(value)
 
     def pipeline_requests(
-        self, given: cst.BaseExpression, returns_prompt: bool, scope: Scope
+        self, given: cst.BaseExpression, returns_prompt: bool, base: Value, scope: Scope
     ) -> Value:
         """The requests of a pipeline's call, as what it returns of them."""
         value = self.translate(given, scope)
@@ -1256,7 +1271,7 @@ class Calls(Expressions):
             return one_output(value.node, value.old if returns_prompt else None)
         node = self.as_plain(value, given, scope)
         if self.holds_messages(given, value, scope):
-            return self.pipeline_chats(given, node, returns_prompt, scope)
+            return self.pipeline_chats(given, node, returns_prompt, base, scope)
         if not self.is_list(value, given, {}):
             request = parse('{"prompt": {node}}', node=node)
             return one_output(request, node if returns_prompt else None)
@@ -1279,9 +1294,10 @@ class Calls(Expressions):
         given: cst.BaseExpression,
         node: cst.BaseExpression,
         returns_prompt: bool,
+        base: Value,
         scope: Scope,
     ) -> Value:
-        chat = self.chat_options({"add_generation_prompt": literal(True)}, scope)
+        chat = self.chat_options({"add_generation_prompt": literal(True)}, base, scope)
         kind = "chat" if returns_prompt else "text"
         if self.are_several(given, scope):
             return Value(chat_requests(node, chat), "pipe_batch", kind)

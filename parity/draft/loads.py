@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 import libcst as cst
 import libcst.matchers as m
@@ -194,9 +195,23 @@ def loads_only(module: cst.Module, models: Sequence[str]) -> bool:
     """Whether a module names each checkpoint that it loads, and these are the ones of the goldens,
     `models`. Another one may say something else in its generation_config.json."""
     paths = {path_in(module, node) for node in loads_in(module)}
-    if not paths or None in paths:
+    if None in paths or may_rename(module):
         return False
-    return len(paths) == 1 or paths <= {*models}
+    known = {*models, *(Path(model).name for model in models)}
+    if len(paths) == 1:  # outside the project a golden has the name of its folder alone
+        [path] = paths
+        return path in known or Path(str(path)).name in known
+    return bool(paths) and paths <= {*models}
+
+
+def may_rename(module: cst.Module) -> bool:
+    """Whether a module may change its constants, or the folder in which a path is, by other means
+    than assignments that are seen."""
+    names = {
+        dotted(cst.ensure_type(found, cst.Call).func).rpartition(".")[2]
+        for found in m.findall(module, m.Call())
+    }
+    return not names.isdisjoint(("exec", "globals", "vars", "chdir"))
 
 
 def loads_in(module: cst.Module) -> Iterator[cst.BaseExpression]:

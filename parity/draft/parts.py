@@ -13,7 +13,7 @@ from parity.draft.expressions import CHANGES, NamesIn, Scope
 from parity.draft.importing import is_guard, is_import, names_bound
 from parity.draft.loads import Load
 from parity.draft.roles import Unsure, Value, assignment, code_of, dotted, parameter_names
-from parity.draft.run_time import CHECKPOINT_SETTINGS
+from parity.draft.run_time import THINKS_UNASKED
 
 if TYPE_CHECKING:
     from parity.draft.statements import Statements
@@ -430,6 +430,7 @@ class Additions:
     words: Mapping[str, str]
     made: Mapping[str, Sequence[str]]
     generation_options: str
+    checkpoint_settings: str
 
 
 AS_IT_LIES = '''
@@ -455,13 +456,20 @@ def samples_of(result):
     return result.samples or (result,)
 '''
 HELPERS = {
-    "checkpoint_settings": CHECKPOINT_SETTINGS,
+    "thinks_unasked": THINKS_UNASKED,
     "as_it_lies": AS_IT_LIES,
     "whole_ids": WHOLE_IDS,
     "samples_of": SAMPLES_OF,
 }
 LIBRARIES = ("functools", "torch")  # of which a draft may use more than the old source
-WORDS = ("load", "load_engine", "generation_options", *LIBRARIES, *HELPERS)
+WORDS = (
+    "load",
+    "load_engine",
+    "generation_options",
+    "checkpoint_settings",
+    *LIBRARIES,
+    *HELPERS,
+)
 
 
 def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[cst.BaseStatement]:
@@ -478,7 +486,8 @@ def with_additions(body: Sequence[cst.BaseStatement], more: Additions) -> list[c
     added = read - names_bound(body)
     new[:0] = [cst.parse_statement(one) for one in imports if one.split()[-1] in added]
     place = end_of_imports(body, set(word.values()))
-    for function, text in HELPERS.items():
+    helpers = {"checkpoint_settings": more.checkpoint_settings, **HELPERS}
+    for function, text in helpers.items():
         if word[function] in read:
             new.append(spaced(text.replace(function, word[function])))
     if word["generation_options"] in read:

@@ -6,8 +6,10 @@ import ast
 import re
 from collections.abc import Mapping
 
+import libcst as cst
+
 from parity.draft.observed import NEUTRAL, Observed
-from parity.draft.roles import Unsure
+from parity.draft.roles import Unsure, code_of, constant
 from parity.draft.settings import NO_OPTION, POSSIBLE, READ, WITHOUT_EFFECT
 
 # Keyword of generate -> what it is where nobody decides.
@@ -53,34 +55,107 @@ REFUSES = """    if {name} not in ({neutral}, None):
         raise ValueError("the engine has no option {name}")
 """
 CHECKPOINT_SETTINGS = '''
-def checkpoint_settings(engine):
-    """What generate takes for what a call leaves out: of generation_config.json, or its own."""
+def checkpoint_settings(engine, *said):
+    """What generate takes for what a call leaves out, which says `said`. Refuses the rest."""
     from transformers import GenerationConfig
 
     model, revision = engine.config.model, engine.config.revision
     try:
-        said = GenerationConfig.from_pretrained(model, revision=revision).to_diff_dict()
+        config = GenerationConfig.from_pretrained(model, revision=revision)
     except OSError:  # the checkpoint has none
-        said = {}
-    for name, idle in {
-        "no_repeat_ngram_size": 0, "min_new_tokens": 0, "min_length": 0, "num_beams": 1,
-        "typical_p": 1.0, "penalty_alpha": None, "suppress_tokens": [], "bad_words_ids": [],
-        "sequence_bias": None, "stop_strings": [],
-    }.items():
-        if said.get(name) not in (None, idle):
-            raise ValueError(f"{model}: generation_config.json sets {name}: add it to the options")
+        config = GenerationConfig.from_model_config(engine.checkpoint.config)
+    found = config.to_diff_dict()
     settings = {
         "do_sample": False,
-        "max_new_tokens": None if said.get("max_length") else 20,  # it would count the prompt
+        "max_new_tokens": 20,
         "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 50,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
     }
-    settings |= {name: said[name] for name in settings if said.get(name) is not None}
-    return {**settings, "top_k": settings["top_k"] or None}
+    settings |= {name: found[name] for name in settings if found.get(name) is not None}
+    passed = {*settings, *said, *IDLE}
+    neutral = dict.fromkeys(["num_beams", "num_return_sequences", "typical_p"], 1)
+    neutral |= {"encoder_repetition_penalty": 1, "guidance_scale": 1}
+    left = [
+        name
+        for name in vars(GenerationConfig()).keys() & found.keys() - passed
+        if found[name] not in (None, False, 0, [], {}, neutral.get(name))
+    ]
+    if "max_new_tokens" not in {*said, *found} and found.get("max_length"):
+        left.append("max_length")  # it would count the prompt
+    if "max_length" in said and "max_new_tokens" not in said and found.get("max_new_tokens"):
+        left.append("max_new_tokens, which wins over max_length")
+    if left:
+        what = f"generation_config.json sets {', '.join(sorted(left))}"
+        raise ValueError(f"{model}: {what}: say it in the options")
+    ends = found.get("eos_token_id", [])
+    ends = ends if isinstance(ends, list) else [ends]
+    own = engine.describe()["eos_token_ids"]
+    if "eos_token_id" not in said and {*ends} != {*own}:
+        what = f"generate ends rows at {sorted(ends)}, the engine at {sorted(own)}"
+        raise ValueError(f'{model}: {what}: say "stop": {{"token_ids": ..., "ignore_eos": True}}')
+TEXT_OF_ENDS    return {**settings, "top_k": settings["top_k"] or None}
 '''
+TEXT_OF_ENDS = """    text = engine.tokenizer.decode(ends, skip_special_tokens=True)
+    if text and "eos_token_id" not in said:
+        what = f"rows end at {ends}, of which one is no special token: the old text held it"
+        raise ValueError(f"{model}: {what}")
+"""
+THINKS_UNASKED = '''
+def thinks_unasked(owner):
+    """Whether a chat template thinks where nobody says if it is to.   owner: of the template."""
+
+    def text(**said):
+        chat = [{"role": "user", "content": "?"}]
+        return owner.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **said)
+
+    if text() == text(enable_thinking=False):
+        return False
+    if text() == text(enable_thinking=True):
+        return True
+    raise ValueError("the chat template makes a third prompt unless enable_thinking is said")
+'''
+# Of a GenerationConfig: what changes no answer of a causal model here.
+NO_MATTER = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "max_length",
+    "use_cache",
+    "cache_implementation",
+    "early_stopping",
+    "length_penalty",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "transformers_version",
+    "_from_model_config",
+)
+
+
+def checkpoint_settings(seen: Observed) -> str:
+    """The function of a draft that reads what a checkpoint says when it runs."""
+    ends = TEXT_OF_ENDS if seen.has_special_ends() else ""  # else ids are decoded, ends among them
+    idle = "(" + ", ".join(f'"{name}"' for name in NO_MATTER) + ")"
+    return CHECKPOINT_SETTINGS.replace("*IDLE", f"*{idle}").replace("TEXT_OF_ENDS", ends)
+
+
+def told_words(said: Mapping[str, cst.BaseExpression]) -> str:
+    """The names that a call of generate says, as arguments of `checkpoint_settings`."""
+    words = []
+    for name, node in said.items():
+        if name.startswith("**"):
+            words.append(f"*{code_of(node)}")
+        elif (
+            name not in {*READ, *WITHOUT_EFFECT} - {"max_new_tokens"} and constant(node) is not None
+        ):
+            words.append(f'"{name}"')
+    return "".join(f", {word}" for word in words)
+
+
 # Fields of a GenerationConfig that change nothing here.
 IDLE = WITHOUT_EFFECT - {
     "pad_token_id",

@@ -6,8 +6,10 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from transformers import PretrainedConfig
 
 from gen_engine import ModelLoadConfig
 from parity.draft.decisions import Decisions
@@ -33,7 +35,7 @@ class Tokenizer:
     eos_token_id = 6
 
     def decode(self, ids: Sequence[int], **said: Any) -> str:
-        return f"decoded {list(ids)} {said}"
+        return "" if not ids else f"decoded {list(ids)} {said}"
 
     def apply_chat_template(self, messages: Any, **said: Any) -> str:
         return f"<{messages[-1]['content']}>"
@@ -50,6 +52,15 @@ class Engine:
     loads: list[tuple[Any, Mapping[str, Any]]] = field(default_factory=list)
     calls: list[tuple[list[Any], Mapping[str, Any]]] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    ends: tuple[int, ...] = ()
+
+    @property
+    def checkpoint(self) -> Any:
+        """Of a folder without a generation_config.json."""
+        return SimpleNamespace(config=PretrainedConfig(eos_token_id=list(self.ends)))
+
+    def describe(self) -> dict[str, Any]:
+        return {"eos_token_ids": list(self.ends)}
 
     def load(self, model: str, **fields: Any) -> Engine:
         self.loads.append((model, fields))
@@ -93,10 +104,10 @@ def draft_of(source: str, observed: Observed | None = None, decisions: Decisions
     return draft_module(text, observed or seen(), decisions or Decisions(yes=True), "the_engine")
 
 
-def run(draft: Draft, function: str, *args: Any) -> tuple[Any, Engine]:
-    """What a function of a draft returns, and the engine that it used."""
+def run(draft: Draft, function: str, *args: Any, **fields: Any) -> tuple[Any, Engine]:
+    """What a function of a draft returns, and the engine that it used, which has these fields."""
     assert draft.is_moved, draft.todos
-    engine = Engine()
+    engine = Engine(**fields)
     module = ModuleType("the_engine")
     module.load = engine.load  # type: ignore[attr-defined]
     before = sys.modules.get("the_engine")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gen_engine import GenerationOptions, OptionError
+from gen_engine import GenerationOptions
 from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
 from parity.record.taps.models import weights_on_disk
 
-from .drafts import PROMPT, draft_of, row, run, seen
+from .drafts import PROMPT, Tokenizer, draft_of, row, run, seen
 
 SOURCE = """
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -322,21 +323,99 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size: add it to the options"),
-        ({"min_new_tokens": 1}, "sets min_new_tokens"),
-        ({"bad_words_ids": [[3]]}, "sets bad_words_ids"),
-        ({"max_length": 99}, "max_new_tokens is None"),
+        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size: say it in the options"),
+        ({"min_new_tokens": 1, "bad_words_ids": [[3]]}, "sets bad_words_ids, min_new_tokens: say"),
+        ({"begin_suppress_tokens": [5]}, "sets begin_suppress_tokens"),
+        ({"exponential_decay_length_penalty": [3, 1.5]}, "sets exponential_decay_length_penalty"),
+        ({"guidance_scale": 1.5}, "sets guidance_scale"),
+        ({"num_return_sequences": 2, "do_sample": True}, "sets num_return_sequences"),
+        ({"epsilon_cutoff": 0.1}, "sets epsilon_cutoff"),
+        ({"num_beams": 2}, "sets num_beams"),
+        ({"max_length": 99}, "sets max_length: say"),
+        ({"eos_token_id": None}, r"generate ends rows at \[\], the engine at \[6\]: say \"stop\""),
+        ({"eos_token_id": [6, 7]}, "generate ends rows at "),
     ],
 )
+@pytest.mark.parametrize("call", ["", "do_sample=False, repetition_penalty=1.0", "**words"])
 def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when_it_is_asked(
-    said: dict[str, Any], problem: str, tmp_path: Path
+    call: str, said: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    code = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
-    draft = draft_of(FREE + textwrap.indent(code, "    "), seen(question="x"))
-    with pytest.raises((ValueError, OptionError), match=problem):
-        _, engine = run(draft, "answer", str(tmp_path), "Why?")
-        GenerationOptions(**engine.calls[0][1])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
+    draft = draft_of(FREE.replace("question", "question, **words") + asks(call), seen(question="x"))
+    with pytest.raises(ValueError, match=problem):
+        run(draft, "answer", str(tmp_path), "Why?", ends=(6,), tokenizer=Special())
+
+
+class Special(Tokenizer):
+    """6 is a special token."""
+
+    def decode(self, ids: Sequence[int], **said: Any) -> str:
+        return super().decode([one for one in ids if one != 6], **said)
+
+
+def asks(call: str) -> str:
+    """A function's body that generates with these keywords."""
+    code = PROMPT + f"out = model.generate(**inputs, {call})\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
+    return textwrap.indent(code.replace(", )", ")"), "    ")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("max_new_tokens=5", {"max_length": 99}),
+        ("no_repeat_ngram_size=2", {"no_repeat_ngram_size": 3}),
+        ("**{'no_repeat_ngram_size': 2, **words}", {"no_repeat_ngram_size": 3}),
+        ("eos_token_id=6", {"eos_token_id": [6, 7]}),
+        ("", {"num_beams": 1, "typical_p": 1.0, "guidance_scale": 1, "use_cache": True, "chat_format": "chatml"}),
+    ],
+)
+def test_what_a_call_says_and_what_changes_nothing_is_refused_of_no_checkpoint(
+    call: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
+    draft = draft_of(FREE.replace("question", "question, **words") + asks(call), seen(question="x"))
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", ends=(6,), tokenizer=Special())
+    GenerationOptions(**engine.calls[0][1])
+
+
+def test_a_budget_of_the_checkpoint_that_wins_over_max_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    draft = draft_of(FREE + asks("max_length=60"), seen(question="x"))
+    with pytest.raises(ValueError, match="sets max_new_tokens, which wins over max_length"):
+        run(draft, "answer", str(tmp_path), "Why?")
+
+
+def test_an_end_whose_text_the_old_code_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')
+    draft = draft_of(FREE + asks("").replace(":])", ":], skip_special_tokens=True)"), seen(question="x"))
+    with pytest.raises(ValueError, match="is no special token: the old text held it"):
+        run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special())
+
+
+class Thinks(Tokenizer):
+    """By itself, and not if it is told not to."""
+
+    def apply_chat_template(self, messages: Any, **said: Any) -> str:
+        return "<think>" if said.get("enable_thinking", True) else "<think></think>"
+
+
+class ThinksIfTold(Tokenizer):
+    def apply_chat_template(self, messages: Any, **said: Any) -> str:
+        return "<think>" if said.get("enable_thinking") else "<think></think>"
+
+
+@pytest.mark.parametrize("tokenizer", [Tokenizer(), Thinks(), ThinksIfTold()])
+def test_another_checkpoints_template_thinks_as_it_does_where_nobody_says_it(tokenizer: Tokenizer) -> None:
+    code = """
+    turns = [{"role": "user", "content": question}]
+    inputs = tok.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    out = model.generate(**inputs)
+    return tok.decode(out[0][inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+    draft = draft_of(FREE + code, seen(question="x"))
+    _, engine = run(draft, "answer", "m", "Why?", tokenizer=tokenizer)
+    [[request], _] = engine.calls[0]
+    assert request["chat"] == {"enable_thinking": isinstance(tokenizer, Thinks)}
 
 
 @pytest.mark.parametrize(
@@ -348,10 +427,17 @@ def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when
         (["'m'", "NAME"], True),
         (["sys.argv[1]"], True),
         (["os.environ.get('MODEL', 'm')"], True),
+        (["'other'"], True),  # not what was recorded
+        (["CONSTANT"], False),
+        (["CONSTANT); globals()['CONSTANT'] = os.environ['MODEL']; str('m'"], True),
+        (["CONSTANT); exec(open('configurator.py').read()); str('m'"], True),
+        (["'m'); os.chdir('elsewhere'); str('m'"], True),
     ],
 )
 def test_what_a_checkpoint_sets_is_read_where_another_one_may_be_loaded(loads: list[str], is_read: bool) -> None:
-    code = "import os, sys\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\nNAME = 'n' * 2\n"
+    code = (
+        "import os, sys\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\nNAME = 'n' * 2\nCONSTANT = 'm'\n"
+    )
     code += f"tok = AutoTokenizer.from_pretrained({loads[0]})\n"
     code += "".join(f"model{k or ''} = AutoModelForCausalLM.from_pretrained({one})\n" for k, one in enumerate(loads))
     code += "def answer(question):\n" + textwrap.indent(ASKS, "    ")
