@@ -100,8 +100,8 @@ TEXT_OF_ENDS    return {**settings, "top_k": settings["top_k"] or None}
 '''
 TEXT_OF_ENDS = """    text = engine.tokenizer.decode(ends, skip_special_tokens=True)
     if text and "eos_token_id" not in said:
-        what = f"rows end at {ends}, of which one is no special token: the old text held it"
-        raise ValueError(f"{model}: {what}")
+        what = f"rows end at {ends}, of which one is no special token, so that the old text held it"
+        raise ValueError(f"{model}: {what}: decode token_ids in place of text")
 """
 THINKS_UNASKED = '''
 def thinks_unasked(owner):
