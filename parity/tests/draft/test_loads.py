@@ -388,7 +388,7 @@ def test_a_budget_of_the_checkpoint_that_wins_over_max_length_is_refused(tmp_pat
 def test_an_end_whose_text_the_old_code_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')
     draft = draft_of(FREE + asks("").replace(":])", ":], skip_special_tokens=True)"), seen(question="x"))
-    with pytest.raises(ValueError, match="is no special token: the old text held it"):
+    with pytest.raises(ValueError, match="no special token, so that the old text held it: decode"):
         run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special())
 
 
