@@ -49,9 +49,11 @@ from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
 from parity.judge.numerics.weights import OF_SEVERAL, in_float32
 from parity.judge.replay import ALONE, UNCACHED
 from parity.judge.row import (
+    Pairs,
     Row,
     are_prefixes,
     decodes_of,
+    entry,
     images_in,
     is_drawn,
     model_in,
@@ -65,6 +67,7 @@ from parity.judge.row import (
 )
 from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
+    TextPair,
     first_parting,
     is_reordered,
     leaves,
@@ -460,8 +463,27 @@ def asked_under_force(made: Comparison) -> Cause | None:
     for _, difference in made.counted:
         if STAGES.index(difference.stage) < batch:
             proof = "with the golden's ids forced, this differs still"
-            return difference_cause("confirmed", difference, proof)
+            return text_held(made, difference) or difference_cause("confirmed", difference, proof)
     return None
+
+
+def text_held(made: Comparison, difference: Difference) -> Cause | None:
+    """What made another text of an earlier answer's own ids, where that alone makes a prompt
+    behind it another one."""
+    number = difference.row or 0
+    before, after = (row.get("prompt_text") for row in made.pairs[number])
+    earlier = {k for k, call in enumerate(made.calls) if call < made.calls[number]}
+    if None in (before, after) or not earlier:
+        return None
+    answers = texts_of_answers(made, [made.pairs[k] for k in sorted(earlier)])
+    found = first_replaced(str(before), str(after), list(answers))
+    if found is None:
+        return None
+    proof = "with its new text in the old one's place, the prompt behind it becomes the new one"
+    for one in made.differences:
+        if one.stage == "stop" and one.counts and one.row in earlier:
+            return difference_cause("confirmed", one, proof)
+    return text_cause(found, "confirmed", proof)
 
 
 def lacks_only_ends(made: Comparison) -> bool:
@@ -650,28 +672,34 @@ def of_texts(comparison: Comparison) -> Cause | None:
     old = comparison.old.value
     new = comparison.new.value
     texts = [(a, b) for _, a, b in partings(old, new) if isinstance(a, str) and isinstance(b, str)]
-    answers = list(texts_of_answers(comparison))
+    answers = list(texts_of_answers(comparison, comparison.pairs))
     found = [first_replaced(*pair, answers) for pair in texts]
     if not found or found[0] is None:
         return None
-    name, before, after = found[0]
     certainty: Certainty = "confirmed" if None not in found else "likely"
     proof = "with the new text in the old one's place, the old value becomes the new one"
-    was, now = excerpts(before, after)
-    said = f"the text was {was}, is {now}"
-    return named_cause(name, certainty, said, proof)
+    return text_cause(found[0], certainty, proof)
 
 
 OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on both sides
 
 
-def texts_of_answers(comparison: Comparison) -> Iterator[OtherText]:
+def text_cause(found: OtherText, certainty: Certainty, proof: str) -> Cause:
+    name, before, after = found
+    was, now = excerpts(before, after)
+    return named_cause(name, certainty, f"the text was {was}, is {now}", proof)
+
+
+def texts_of_answers(comparison: Comparison, pairs: Pairs) -> Iterator[OtherText]:
     """As it was recorded, each time; and by the flags of both sides."""
     decode = comparison.tools.decode
-    for old, new in comparison.pairs:
+    for old, new in pairs:
         for one, other in itertools.product(decodes_of(old), decodes_of(new)):
             name = name_of_flags(one, other)
-            yield name, one.get("text") or "", other.get("text") or ""
+            texts = one.get("text") or "", other.get("text") or ""
+            if name == "decode" and is_of_stop(texts, old, new):
+                name = "stop"
+            yield name, *texts
             if decode is not None and name == OTHER_FLAG:
                 ids = old["output_ids"]
                 flags = [bool(how["skip_special_tokens"]) for how in (one, other)]
@@ -679,6 +707,13 @@ def texts_of_answers(comparison: Comparison) -> Iterator[OtherText]:
 
 
 OTHER_FLAG = "decode.skip_special_tokens"
+
+
+def is_of_stop(texts: TextPair, *rows: Row) -> bool:
+    """Whether one text is the other one and a stop string."""
+    short, long = sorted(texts, key=len)
+    strings = {string for row in rows for string in entry(row, "stop", "strings") or ()}
+    return any(long == short + string for string in strings)
 
 
 def name_of_flags(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

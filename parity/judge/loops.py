@@ -104,6 +104,7 @@ def weights_in(row: Row) -> Any:
     return model.get("files") or model.get("path")
 
 
+PARTS = ("cut", "behind")  # of a request: its ids are not its text
 OF_ALL_IDS = (
     "marks",
     "positions",
@@ -119,18 +120,25 @@ def as_read(case: Case, other: Case) -> Case:
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
     logits, or read what a draft guessed: so do its rows, then."""
     known = {prompt_of(row) for row in other.rows}
-    return replace(case, rows=tuple(read_as(row, known) for row in case.rows))
+    cut = {prompt_of(row) for row in other.rows if not is_whole_text(row)}
+    return replace(case, rows=tuple(read_as(row, known, cut) for row in case.rows))
 
 
-def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
-    """A row whose prompt is as the other side read it.   known: prompts of the other side."""
+def is_whole_text(row: Row) -> bool:
+    """Whether a row's ids are all of its text: none was left out, and none stands behind it."""
+    return row.get("prompt_text") is not None and request_of(row).keys().isdisjoint(PARTS)
+
+
+def read_as(row: Row, known: Collection[tuple[int, ...]], cut: Collection[tuple[int, ...]]) -> Row:
+    """A row whose prompt is as the other side read it.   known: prompts of the other side.
+    cut: those that may lack a last id."""
     ids = row["prompt_ids"]
     request = request_of(row)
     response = request.get(RESPONSE)
     if response is None or tuple(ids) in known:
         return row
     found = tuple(ids[:-1])
-    if found not in known:
+    if found not in cut:
         found = tuple(ids[: len(ids) - response])
         is_cut = any(is_end(found, prompt) for prompt in known)
         if found not in known and not is_cut:

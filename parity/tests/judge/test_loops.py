@@ -14,6 +14,7 @@ import pytest
 
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Outcome
+from parity.judge.loops import of_one_kind
 from parity.judge.numerics.processed import why_not_greedy
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.session import Session
@@ -864,14 +865,31 @@ def test_draws_of_a_loop_that_are_too_few_are_no_pass(judged: Judged) -> None:
 @pytest.mark.parametrize(
     ("edit", "cause"),
     [
-        ((', "include_stop": True', ""), "prompt.messages; confirmed"),
+        ((', "include_stop": True', ""), "stop; confirmed"),
+        (('"strings": ["."]', '"strings": [" is"]'), "stop.strings; likely"),
         (("max_new_tokens=16", "max_new_tokens=5"), "stop.max_new_tokens; likely"),
         (("Again, better", "Again, worse"), "prompt.messages; confirmed"),
     ],
-    ids=["an answer is cut", "a budget", "a later prompt"],
+    ids=["an answer is cut", "another stop", "a budget", "a later prompt"],
 )
 def test_of_prompts_that_hold_answers_the_first_answer_has_the_cause(edit: Any, cause: str, judged: Judged) -> None:
     assert str(judged("refined", "q0", edit).cause) == cause
+
+
+@pytest.mark.parametrize(
+    ("old", "is_seen"),
+    [
+        ({"prompt_text": "ab"}, True),  # all of its text was read, and the new side scores more
+        ({}, False),
+        ({"prompt_text": "abc", "request": {"cut": [0, 2]}}, False),
+        ({"prompt_text": "a", "request": {"behind": 1}}, False),
+    ],
+)
+def test_an_id_more_behind_what_is_scored_is_seen_where_the_old_code_left_none_out(old: Any, is_seen: bool) -> None:
+    read = {"prompt_ids": [1, 2], "output_ids": [], "scored": True, **old}
+    more = {"prompt_ids": [1, 2, 3], "output_ids": [], "scored": True, "request": {"response": 2}}
+    _, new = of_one_kind(*(Case("s", "c", rows=(one,)) for one in (read, more)))
+    assert (new.rows[0]["prompt_ids"] == [1, 2, 3]) is is_seen
 
 
 def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() -> None:
