@@ -475,15 +475,28 @@ def text_held(made: Comparison, difference: Difference) -> Cause | None:
     earlier = {k for k, call in enumerate(made.calls) if call < made.calls[number]}
     if None in (before, after) or not earlier:
         return None
-    answers = texts_of_answers(made, [made.pairs[k] for k in sorted(earlier)])
-    found = first_replaced(str(before), str(after), list(answers))
+    answers = list(texts_of_answers(made, [made.pairs[k] for k in sorted(earlier)]))
+    certainty: Certainty = "confirmed"
+    proof = "with its new text in the old one's place, the prompt behind it becomes the new one"
+    found = first_replaced(str(before), str(after), answers)
+    if found is None:
+        certainty, proof = "likely", "each prompt behind it holds the text of its own side"
+        found = first_held(str(before), str(after), answers)
     if found is None:
         return None
-    proof = "with its new text in the old one's place, the prompt behind it becomes the new one"
     for one in made.differences:
         if one.stage == "stop" and one.counts and one.row in earlier:
-            return difference_cause("confirmed", one, proof)
-    return text_cause(found, "confirmed", proof)
+            return difference_cause(certainty, one, proof)
+    return text_cause(found, certainty, proof)
+
+
+def first_held(before: str, after: str, answers: Sequence[OtherText]) -> OtherText | None:
+    """The answer of which a prompt holds the old text, and the new prompt the new one."""
+    for name, text, new_text in answers:
+        old, new = text.strip(), new_text.strip()
+        if old != new and len(old) >= LEAST_HELD and old in before and new in after:
+            return name, text, new_text
+    return None
 
 
 def lacks_only_ends(made: Comparison) -> bool:
@@ -524,6 +537,7 @@ def of_prompts_behind(inquiry: Inquiry) -> Cause | None:
     return None
 
 
+LEAST_HELD = 4  # characters of an answer's text that a prompt does not hold by chance
 HELD = 12  # characters, or ids, of an answer that a prompt does not hold by chance
 
 
