@@ -6,10 +6,12 @@ latent_cause(comparison)     what differs, though this value does not show it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from parity.goldens.store import Case
 from parity.goldens.verdict import Cause, Certainty, brief
+from parity.judge.align import has_same_ids
 from parity.judge.comparison import Comparison
 from parity.judge.naming import broken_cause, difference_cause, named_cause
 from parity.judge.row import (
@@ -116,9 +118,21 @@ def of_asked(comparison: Comparison) -> Cause | None:
     old = comparison.old
     if comparison.has_as_many_rows or not old.rows:
         return None
-    said = asked_otherwise(old, comparison.new)
+    said = asked_otherwise(old, comparison.new) or drawn_otherwise(comparison)
     proof = f"seen directly; {NOT_SHOWN}"
     return named_cause("calls", "confirmed", said, proof) if said else None
+
+
+def drawn_otherwise(comparison: Comparison) -> str:
+    """How many samples only one side draws, where the others are the same: none of them decided
+    how many there are."""
+    before, after = (
+        Counter(prompt_of(row) for row in case.rows if is_drawn(row))
+        for case in (comparison.old, comparison.new)
+    )
+    if not before or not after or before == after or not has_same_ids(comparison.pairs):
+        return ""
+    return f"{before.total()} samples were drawn, are {after.total()}"
 
 
 def of_flag(comparison: Comparison) -> Cause | None:

@@ -14,7 +14,8 @@ import pytest
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause, Check, Outcome, equal
 from parity.judge import tools
-from parity.judge.equal import asked_otherwise
+from parity.judge.comparison import Comparison
+from parity.judge.equal import asked_otherwise, drawn_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading
@@ -94,6 +95,25 @@ def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
 def test_prompts_that_one_side_alone_asks_for(old: list[list[int]], new: list[list[int]], says: str) -> None:
     sides = [Case("s", "c", rows=tuple({"prompt_ids": ids, "output_ids": []} for ids in side)) for side in (old, new)]
     assert asked_otherwise(*sides) == says
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ([[5], [6], [7]], [[5], [6]], "3 samples were drawn, are 2"),
+        ([[5], [6]], [[5], [6], [7]], "2 samples were drawn, are 3"),
+        ([[5], [6], [7]], [[5], [8]], ""),  # how many there are may hang on what was drawn
+        ([[5], [6]], [[5], [6]], ""),
+    ],
+)
+def test_samples_that_are_not_drawn_any_more_are_seen(old: list[list[int]], new: list[list[int]], says: str) -> None:
+    warm = {"sampling": {"temperature": {"value": 0.7, "from": "caller"}}}
+
+    def drawn(side: list[list[int]]) -> Case:
+        rows = tuple({"prompt_ids": [1], "output_ids": ids, **warm} for ids in side)
+        return Case("s", "c", rows=rows, value="a")
+
+    assert drawn_otherwise(Comparison(drawn(old), drawn(new))) == says
 
 
 @pytest.mark.parametrize(
