@@ -3064,7 +3064,7 @@ def change_rows(rows: Sequence[Row], scores: Any) -> Any:
     return lazy_import("torch").stack(changed)
 
 
-class Processor:
+class EngineProcessor:
     """A function of the scores as a logits processor. transformers asks each step for the signature
     of `__call__`, which of a plain function takes it seven times as long as of a class."""
 
@@ -3083,9 +3083,9 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     options = plan.options
     chain: list[Any] = []
     if options.min_new_tokens and plan.end_ids:
-        chain.append(Processor(functools.partial(mask_eos_below_min, plan, rows)))
+        chain.append(EngineProcessor(functools.partial(mask_eos_below_min, plan, rows)))
     if plan.changes_rows:
-        chain.append(Processor(functools.partial(change_rows, rows)))
+        chain.append(EngineProcessor(functools.partial(change_rows, rows)))
     if plan.plugins:
         chain += plan.plugins.hf_processors(rows)
     if options.repetition_penalty != 1:
@@ -3182,9 +3182,9 @@ class DecodeLoop:
         """From the logits of a step to the one-hot scores of the chosen tokens."""
         return lazy_import(LOGITS_KIT).LogitsProcessorList(
             [
-                Processor(self._read),
+                EngineProcessor(self._read),
                 *logits_processors(self.plan, self.batch),
-                Processor(self._decide),
+                EngineProcessor(self._decide),
             ]
         )
 

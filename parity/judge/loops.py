@@ -104,7 +104,7 @@ def weights_in(row: Row) -> Any:
     return model.get("files") or model.get("path")
 
 
-PARTS = ("cut", "behind")  # of a request: its ids are not its text
+PARTS = ("cut", "behind", RESPONSE)  # of a request: its ids are not its text alone
 OF_ALL_IDS = (
     "marks",
     "positions",

@@ -81,14 +81,15 @@ def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> Fields:
     return found
 
 
-OWN_STEP = "<lambda>"  # the name of a processor that the engine hands down as a function
+# Names of the processors that the engine hands down: its own, and a function, as up to 0.3.0.
+OWN_STEPS = {"EngineProcessor", "<lambda>"}
 
 
 def settings_below(events: Events) -> Fields:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
         if isinstance(event, ModelCall):
-            if OWN_STEP not in event.sampling["processors"]["value"]:
+            if OWN_STEPS.isdisjoint(event.sampling["processors"]["value"]):
                 return {}  # a decoder has the prompts computed, and does the rest by itself
             # The engine samples by itself, and tells the library neither temperature nor n.
             return values_without(event.sampling, "temperature", "n")
@@ -117,8 +118,8 @@ def engine_sampling(
         settings[name] = entry
     below = settings_below(events)
     processors = names_with_hook(plugins, "logits", "hf_logits_processors")
-    # Handed down as functions, which do not say what they are.
-    processors += [name for name in below.pop("processors", ()) if name != OWN_STEP]
+    # They do not say what they do.
+    processors += [name for name in below.pop("processors", ()) if name not in OWN_STEPS]
     settings["processors"] = by_caller(processors)
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:

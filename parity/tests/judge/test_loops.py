@@ -883,6 +883,7 @@ def test_of_prompts_that_hold_answers_the_first_answer_has_the_cause(edit: Any, 
         ({}, False),
         ({"prompt_text": "abc", "request": {"cut": [0, 2]}}, False),
         ({"prompt_text": "a", "request": {"behind": 1}}, False),
+        ({"prompt_text": "a", "request": {"response": 1}}, False),
     ],
 )
 def test_an_id_more_behind_what_is_scored_is_seen_where_the_old_code_left_none_out(old: Any, is_seen: bool) -> None:
