@@ -11,6 +11,7 @@ from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Outcome, brief, first_divergence
 from parity.judge.align import paired
 from parity.judge.row import is_drawn
+from parity.judge.stages.prompt import has_whole_text
 from parity.judge.values import first_parting
 from parity.report.words import Row
 
@@ -72,12 +73,11 @@ def parting(what: str, old: Any, new: Any) -> Parting | None:
 
 def row_partings(number: int, old: Row, new: Row) -> Iterator[Parting | None]:
     prompts = old.get("prompt_text"), new.get("prompt_text")
-    if None not in prompts and prompts[0] != prompts[1]:
-        yield text_parting(f"prompt of row {number}", *map(str, prompts))
+    ids = old.get("prompt_ids", []), new.get("prompt_ids", [])
+    if None in prompts or prompts[0] == prompts[1] or not has_whole_text(old, new):
+        yield ids_parting(f"prompt ids of row {number}", *ids)
     else:
-        yield ids_parting(
-            f"prompt ids of row {number}", old.get("prompt_ids", []), new.get("prompt_ids", [])
-        )
+        yield text_parting(f"prompt of row {number}", *map(str, prompts))
     yield ids_parting(
         f"output ids of row {number}", old.get("output_ids", []), new.get("output_ids", [])
     )

@@ -35,11 +35,18 @@ def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
         if stage == "template":
             yield from template_differences(old[stage], new[stage], led_to_other)
         else:
-            yield Difference(stage, "", old[stage], new[stage], counts=led_to_other)
+            counts = led_to_other and (stage != "prompt_text" or has_whole_text(old, new))
+            yield Difference(stage, "", old[stage], new[stage], counts=counts)
     if differs:
         yield Difference("prompt_ids", "", old["prompt_ids"], new["prompt_ids"])
     else:
         yield from response_differences(old, new)
+
+
+def has_whole_text(old: Row, new: Row) -> bool:
+    """Whether the texts of two rows are as much of their prompts: not with what is scored on one
+    side, and without it on the other."""
+    return (RESPONSE in request_of(old)) == (RESPONSE in request_of(new))
 
 
 def response_differences(old: Row, new: Row) -> Iterator[Difference]:

@@ -17,6 +17,7 @@ from parity.judge.numerics.samples import unlike
 from parity.judge.numerics.surprise import permutation_p
 from parity.judge.row import placeholders_in
 from parity.record.rows import Placeholders
+from parity.report.partings import partings
 
 from .inquiries import cause_of, differences, inquiry_of, named
 
@@ -117,6 +118,18 @@ def test_other_weights_on_disk_are_named_where_none_are_read_in_memory(field: st
     [found] = differences(of(old), of(new))
     assert (found.name, found.counts) == ("model.weights", True)
     assert found.sentence().endswith("was 1a/m of m/a1, is 2b/m of m/b2")
+
+
+def test_a_prompt_and_one_with_what_is_scored_behind_it_are_compared_by_their_ids() -> None:
+    old = {"prompt_ids": [1, 2, 3], "output_ids": [], "scored": True, "prompt_text": "abc"}
+    new = {**old, "prompt_text": "ab", "request": {"response": 1}}
+    assert not [found for found in differences(of(old), of(new)) if found.counts]
+    found = differences(of(old), of({**new, "prompt_ids": [1, 2, 4]}))
+    assert [one.name for one in found if one.counts] == ["prompt.ids"]
+    outcome = Outcome(
+        "s", "c", "hf", "DRIFT", old={"rows": [old, old]}, new={"rows": [new, {**new, "prompt_ids": [1, 2, 4]}]}
+    )
+    assert [one.what for one in partings(outcome)] == ["prompt ids of row 1, from 2 on"]
 
 
 def test_settings_are_equal_up_to_how_they_were_computed() -> None:
