@@ -391,36 +391,47 @@ def declared_stops(row: Row) -> list[str]:
     return [stop for stop in settings.get("strings", ()) if stop not in never]
 
 
-def reaches_stop(row: Row, by_hand: Sequence[str]) -> bool:
-    """by_hand: stops that the code may look for itself."""
+def reached_stops(row: Row, by_hand: Sequence[str]) -> set[str]:
+    """Those that may have ended a row: which of several did is not told.   by_hand: stops that the
+    code may look for itself."""
     settings = stop_settings(row)
     ids = row["output_ids"]
     text = row.get("text") or ""
-    if any(stop in text for stop in by_hand):
-        return True
+    found = {stop for stop in by_hand if stop in text}
     is_end_of_text = not ids or ids[-1] in settings.get("end_ids", ())
     is_end_of_model = is_end_of_text or len(ids) == settings.get("max_new_tokens")
-    return bool(declared_stops(row)) and not is_end_of_model
+    return found if is_end_of_model else found.union(declared_stops(row))
 
 
 def never_reached(cases: Sequence[Case]) -> Iterator[str]:
-    """Of each site with stop strings: that no answer comes to one, if so. What is done at a stop,
-    and whether it is looked for at all, shows only there."""
+    """Of each site: the stop strings that no answer comes to; of texts that its code may look for
+    itself, only where it comes to none. What is done at a stop, and whether it is looked for at
+    all, shows only there."""
     for site, own in by_site(cases).items():
-        texts = list[str]()
-        is_reached = False
+        declared = list[str]()
+        looked_for = list[str]()
+        reached = set[str]()
         for case in own:
             by_hand = [*itertools.chain.from_iterable(string_lists(case.arguments))]
             for row in case.rows:
-                texts += [*declared_stops(row), *by_hand]
-                is_reached |= reaches_stop(row, by_hand)
-        shown = [text for text in dict.fromkeys(texts) if not re.fullmatch(r"<.*>", text)]
-        if shown and not is_reached:
-            some = ", ".join(map(repr, shown[:3]))
+                declared += shown_stops(declared_stops(row))
+                looked_for += shown_stops(by_hand)
+                reached |= reached_stops(row, by_hand)
+        left = [stop for stop in dict.fromkeys(declared) if stop not in reached]
+        if reached.isdisjoint([*declared, *looked_for]):
+            left = [*dict.fromkeys([*declared, *looked_for])]
+        if left:
+            which = "a stop" if reached.isdisjoint(declared) else "one of its stops"
+            some = ", ".join(map(repr, left[:3]))
             yield (
-                f"{site}: no answer comes to a stop ({some}), so what is done there is not in "
+                f"{site}: no answer comes to {which} ({some}), so what is done there is not in "
                 "these goldens; record a call that does"
             )
+
+
+def shown_stops(texts: Sequence[str]) -> list[str]:
+    """But for special tokens."""
+    return [text for text in texts if not re.fullmatch(r"<.*>", text)]
 
 
 # == The command ==

@@ -127,8 +127,16 @@ def stopping(stops: list[str], **answer: Any) -> Case:
 )
 def test_record_says_that_no_answer_comes_to_a_stop(case: Case, said: bool) -> None:
     assert any("no answer comes to a stop" in line for line in never_reached([case])) == said
-    reached = Case("site", "other", arguments={"stop": "Q:"}, rows=({"output_ids": [5], "text": "Q:"},))
-    assert not [*never_reached([case, reached])]
+    rows = tuple({**row, "output_ids": [5, 6], "text": "a Q:"} for row in case.rows)
+    assert not [*never_reached([case, replace(case, case="other", rows=rows)])]
+
+
+def test_record_says_which_of_a_sites_stops_no_answer_comes_to() -> None:
+    cases = stopping(["\n"], output_ids=[5, 6], text="a"), stopping(["Verdict:", "\n"], output_ids=[5, 2], text="b")
+    [line] = never_reached(cases)
+    assert "no answer comes to one of its stops ('Verdict:')" in line
+    given = Case("site", "one", arguments={"of": ["yes", "no"]}, rows=({"output_ids": [5, 2], "text": "yes"},))
+    assert not [*never_reached([given])], "texts that are no stops"
 
 
 @pytest.mark.parametrize(
