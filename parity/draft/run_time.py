@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Mapping
 
 import libcst as cst
@@ -75,7 +76,10 @@ def checkpoint_settings(engine, *said):
         "repetition_penalty": 1.0,
     }
     settings |= {name: found[name] for name in settings if found.get(name) is not None}
-    passed = {*settings, *said, *IDLE}
+    passed = {
+        *settings, *said,
+IDLE
+    }
     neutral = dict.fromkeys(["num_beams", "num_return_sequences", "typical_p"], 1)
     neutral |= {"encoder_repetition_penalty": 1, "guidance_scale": 1}
     left = [
@@ -139,8 +143,9 @@ NO_MATTER = (
 def checkpoint_settings(seen: Observed) -> str:
     """The function of a draft that reads what a checkpoint says when it runs."""
     ends = TEXT_OF_ENDS if seen.has_special_ends() else ""  # else ids are decoded, ends among them
-    idle = "(" + ", ".join(f'"{name}"' for name in NO_MATTER) + ")"
-    return CHECKPOINT_SETTINGS.replace("*IDLE", f"*{idle}").replace("TEXT_OF_ENDS", ends)
+    names = ", ".join(f'"{name}"' for name in NO_MATTER)
+    idle = textwrap.fill(names + ",", 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return CHECKPOINT_SETTINGS.replace("IDLE", idle).replace("TEXT_OF_ENDS", ends)
 
 
 def told_words(said: Mapping[str, cst.BaseExpression]) -> str:
