@@ -61,7 +61,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 
 __all__ = [  # what users call; companions use FOR_COMPANIONS, too
     "GenEngineError",

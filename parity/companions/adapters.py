@@ -28,7 +28,7 @@ if TYPE_CHECKING or not __package__:
 else:  # the copy beside this file, whatever others the process has
     from . import gen_engine as ge
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 
 __all__ = [
     "add",

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 else:
     batch_lines = ge.companions.batch_lines
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 
 __all__ = ["answer_file", "Summary"]
 

@@ -35,7 +35,7 @@ else:
     ElasticBatch = ge.companions.joining.ElasticBatch
     JoiningLoop = ge.companions.joining.JoiningLoop
 
-__version__ = "0.3.0"
+__version__ = "0.3.1"
 
 __all__ = ["Speculation", "SpeculativeLoop"]
 
