@@ -177,9 +177,8 @@ def cached(
     first = node.body.body[0]
     if m.matches(first, m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString())])):
         body.insert(0, cst.ensure_type(first, cst.SimpleStatementLine))
-    bounded = [
-        one for one in node.decorators if is_bounded(one)
-    ]  # as many models as it had room for
+    # As many models as the old cache had room for.
+    bounded = [one for one in node.decorators if is_bounded(one)]
     cache = cst.Decorator(cst.parse_expression(f"{word('functools')}.cache"))
     decorators = (bounded or [cache]) if is_key else []
     return node.with_changes(decorators=decorators, body=cst.IndentedBlock(body), returns=None)

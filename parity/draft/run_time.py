@@ -93,19 +93,21 @@ IDLE
         left.append("max_new_tokens, which wins over max_length")
     if left:
         what = f"generation_config.json sets {', '.join(sorted(left))}"
-        raise ValueError(f"{model}: {what}: say it in the options")
+        raise ValueError(f"{model}: {what}: say it in the options, and name it in `said` here")
     ends = found.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
     own = engine.describe()["eos_token_ids"]
     if "eos_token_id" not in said and {*ends} != {*own}:
         what = f"generate ends rows at {sorted(ends)}, the engine at {sorted(own)}"
-        raise ValueError(f'{model}: {what}: say "stop": {{"token_ids": ..., "ignore_eos": True}}')
+        fix = 'say "stop": {"token_ids": ..., "ignore_eos": True}, "eos_token_id" in `said` here'
+        raise ValueError(f"{model}: {what}: {fix}")
 TEXT_OF_ENDS    return {**settings, "top_k": settings["top_k"] or None}
 '''
 TEXT_OF_ENDS = """    text = engine.tokenizer.decode(ends, skip_special_tokens=True)
     if text and "eos_token_id" not in said:
         what = f"rows end at {ends}, of which one is no special token, so that the old text held it"
-        raise ValueError(f"{model}: {what}: decode token_ids in place of text")
+        fix = 'decode token_ids in place of text, and say "eos_token_id" in `said` here'
+        raise ValueError(f"{model}: {what}: {fix}")
 """
 THINKS_UNASKED = '''
 def thinks_unasked(owner):
@@ -149,14 +151,14 @@ def checkpoint_settings(seen: Observed) -> str:
 
 
 def told_words(said: Mapping[str, cst.BaseExpression]) -> str:
-    """The names that a call of generate says, as arguments of `checkpoint_settings`."""
+    """The names that a call of generate says, as arguments of `checkpoint_settings`; not those that
+    it refuses of no checkpoint."""
+    never_refused = {*READ, *WITHOUT_EFFECT} - {"max_new_tokens"}
     words = []
     for name, node in said.items():
         if name.startswith("**"):
             words.append(f"*{code_of(node)}")
-        elif (
-            name not in {*READ, *WITHOUT_EFFECT} - {"max_new_tokens"} and constant(node) is not None
-        ):
+        elif name not in never_refused and constant(node) is not None:
             words.append(f'"{name}"')
     return "".join(f", {word}" for word in words)
 

@@ -468,8 +468,8 @@ def asked_under_force(made: Comparison) -> Cause | None:
 
 
 def text_held(made: Comparison, difference: Difference) -> Cause | None:
-    """What made another text of an earlier answer's own ids, where that alone makes a prompt
-    behind it another one."""
+    """What made another text of an earlier answer's own ids, where a prompt behind it holds that
+    text: it alone makes the prompt another one, or may."""
     number = difference.row or 0
     before, after = (row.get("prompt_text") for row in made.pairs[number])
     earlier = {k for k, call in enumerate(made.calls) if call < made.calls[number]}
@@ -537,8 +537,8 @@ def of_prompts_behind(inquiry: Inquiry) -> Cause | None:
     return None
 
 
-LEAST_HELD = 4  # characters of an answer's text that a prompt does not hold by chance
-HELD = 12  # characters, or ids, of an answer that a prompt does not hold by chance
+LEAST_HELD = 4  # characters of a whole answer that a prompt does not hold by chance
+HELD = 12  # characters, or ids, of an answer's beginning that a prompt does not hold by chance
 
 
 def holds_answer(comparison: Comparison, number: int | None) -> bool:

@@ -12,11 +12,8 @@ from parity.judge.stages.stage import Stage
 
 DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
 OF_WEIGHTS = ("dtype", "quantization")  # where these differ, so do the weights
-OF_FILES = (
-    "weights",
-    "tensors",
-    "files",
-)  # fingerprints; the first that both sides have is compared
+# Of the weights in memory, and on disk: the first that both sides have is compared.
+FINGERPRINTS = ("weights", "tensors", "files")
 OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes its tables by itself
 
 
@@ -26,7 +23,7 @@ def model_differences(old: Row, new: Row) -> Iterator[Difference]:
     both = model.keys() & new_model.keys()
     names = list(DECLARED)
     if all(model.get(name) == new_model.get(name) for name in OF_WEIGHTS):
-        names += [name for name in OF_FILES if name in both][:1]
+        names += [name for name in FINGERPRINTS if name in both][:1]
     for name in names:
         if name in OF_HF and name not in both:
             continue
@@ -34,7 +31,7 @@ def model_differences(old: Row, new: Row) -> Iterator[Difference]:
         after = new_model.get(name)
         if before != after:
             told = weights_words(before, model), weights_words(after, new_model)
-            words = told if name in OF_FILES else None
+            words = told if name in FINGERPRINTS else None
             yield Difference("model", name, before, after, words=words)
 
 

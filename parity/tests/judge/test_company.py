@@ -21,6 +21,7 @@ from parity.judge.inquiry import put_backs
 from parity.judge.judge import (
     Findings,
     answers_of_others,
+    asked_under_force,
     beside_rounding,
     by_cache,
     from_other_ids,
@@ -118,6 +119,31 @@ def test_ids_behind_the_end_of_a_criterion_are_forced_as_far_as_the_new_stops_go
     rerun = lambda load, parts: forced if ANSWERS in parts else new  # noqa: E731
     cause, _ = from_other_ids(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
     assert (cause and cause.name) == name and (cause is None or cause.certainty == "likely")
+
+
+@pytest.mark.parametrize(
+    ("new_text", "new_prompt", "stops", "cause"),
+    [
+        ("defg;", "defg; 7", [";"], "stop; confirmed"),  # the stop string stays in the text
+        ("defg;", "defg; 8", [";"], "stop; likely"),  # and what is made of it is in the prompt, too
+        ("defgh", "defgh 7", ["z"], "stop.strings; confirmed"),
+        ("defgh", "defgh 8", ["z"], "stop.strings; likely"),
+        ("defgh", "defgh 7", [";"], "decode; confirmed"),
+        ("defg", "defg 8", [";"], "prompt.text; confirmed"),  # the prompt is another one by itself
+        ("defgh", "xy 8", [";"], "prompt.text; confirmed"),
+    ],
+)
+def test_a_prompt_that_holds_another_text_of_an_earlier_answers_own_ids_is_not_to_blame(
+    new_text: str, new_prompt: str, stops: list[str], cause: str
+) -> None:
+    def asked(text: str, prompt: str, strings: list[str]) -> Case:
+        said = {"request": {"number": 0}, "stop": {"strings": strings}}
+        first = row(**said, output_ids=[4, 5], text=text)
+        ids = [ord(letter) for letter in prompt]
+        return case(first, row(**said, prompt_ids=ids, prompt_text=prompt, messages=None, output_ids=[6], text="f"))
+
+    made = Comparison(asked("defg", "defg 7", [";"]), asked(new_text, new_prompt, stops), is_forced=True)
+    assert str(asked_under_force(made)) == cause
 
 
 def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts() -> None:
