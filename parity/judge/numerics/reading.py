@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.noise import Parting
 from parity.judge.numerics.probes import PROBED, PROBES
 from parity.judge.numerics.processed import Tensor
-from parity.record.taps.models import adapter_print
+from parity.record.taps.models import adapter_print, tensors_in
 
 ToLogits = Callable[[Tensor], Tensor]  # [..., hidden] -> [..., vocabulary]
 
@@ -146,19 +144,11 @@ class Source:
 
 
 def parameter_count(path: str) -> int:
-    """Elements of a checkpoint's tensors, from the headers of its safetensors."""
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
+    """Elements of a checkpoint's tensors."""
+    count: int = sum(tensor.numel() for _, tensor in tensors_in(path))
+    if not count:
         raise WeightsMissing(f"{path} holds no safetensors. Its numerics need the checkpoint.")
-    return sum(map(elements_of, files))
-
-
-def elements_of(file: Path) -> int:
-    with file.open("rb") as stream:
-        [length] = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return sum(math.prod(tensor["shape"]) for tensor in header.values())
+    return count
 
 
 def local_path(path: str) -> str:

@@ -9,16 +9,14 @@ linear layer whose tensor is gone by what it makes of random inputs.
 from __future__ import annotations
 
 import functools
-import json
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import local_path
+from parity.record.taps.models import tensors_in
 
 SUMS_APART = 1e-5  # relative: both are of the same values, added in another order
 SLOPE_APART = {"float32": 1e-4}  # of a layer's outputs; clean: its rounding
@@ -49,33 +47,11 @@ def is_readable(running: Any) -> bool:
 
 def first_other(model: Any, folder: str) -> str:
     running = Running.of(model)
-    shapes = dict(shapes_in(folder))
+    shapes = {name: list(tensor.shape) for name, tensor in tensors_in(folder)}
     for name, tensor in tensors_in(folder):
         if running.has_other(name, tensor, shapes):
             return name
     return ""
-
-
-# == The checkpoint's tensors ==
-
-
-def tensors_in(folder: str) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(str(file), "pt") as content:
-            for name in content.keys():  # noqa: SIM118 - it is no mapping
-                yield name, content.get_tensor(name)
-
-
-def shapes_in(folder: str) -> Iterator[tuple[str, list[int]]]:
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with file.open("rb") as stream:
-            [length] = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                yield name, tensor["shape"]
 
 
 def short_name(name: str) -> str:

@@ -8,12 +8,11 @@ import json
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from parity.record.rows import Fields, Placeholders
 
 SAMPLED = 64  # values of each parameter that a fingerprint reads
-PIECE = 8  # bytes of a tensor in a file that are read together
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
 FOLDERS: dict[str, set[str]] = {}  # name of a checkpoint's folder -> where this process had one
 
@@ -86,56 +85,35 @@ def file_bytes(file: Path) -> bytes:
         return f"{file.name}{size}".encode() + begin + content.read()
 
 
+def tensors_in(folder: str) -> Iterator[tuple[str, Any]]:
+    """Names and torch tensors of a checkpoint's safetensors files. A file is mapped: what is not
+    looked at is not read. Raises safetensors.SafetensorError for a file of another kind."""
+    from safetensors import safe_open
+
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(str(file), "pt") as content:
+            for name in content.keys():  # noqa: SIM118 - it is no mapping
+                yield name, content.get_tensor(name)
+
+
 @functools.lru_cache(maxsize=16)
 def tensors_on_disk(path: str) -> str | None:
     """A fingerprint of each tensor of a checkpoint's safetensors files, in whichever file it is."""
-    tensors = {
-        name: tensor
-        for file in Path(path).glob("*.safetensors")
-        for name, tensor in tensors_of(file)
-    }
-    if not tensors:
+    from safetensors import SafetensorError
+
+    try:
+        found = {name: tensor_bytes(tensor) for name, tensor in tensors_in(path)}
+    except SafetensorError:
         return None
-    return fingerprint(tensor_bytes(name, tensors[name]) for name in sorted(tensors))
+    return fingerprint(name.encode() + found[name] for name in sorted(found)) if found else None
 
 
-class Tensor(NamedTuple):
-    """A tensor in a safetensors file: its type and shape, where its bytes begin, how many."""
+def tensor_bytes(tensor: Any) -> bytes:
+    """Its type, its shape, and some of its values, in whichever type."""
+    import torch
 
-    file: Path
-    type: str
-    shape: tuple[int, ...]
-    begin: int
-    size: int
-
-    @property
-    def read(self) -> list[int]:
-        """Where what a fingerprint reads begins: PIECE bytes each, spread evenly."""
-        step = max(1, self.size // PIECE // SAMPLED)
-        return list(range(self.begin, self.begin + self.size, step * PIECE))
-
-
-def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """A file begins with the length of its header in eight bytes, and the header, which is JSON."""
-    with file.open("rb") as content:
-        length = int.from_bytes(content.read(8), "little")
-        if length > file.stat().st_size:
-            return  # no file of this kind
-        header = json.loads(content.read(length))
-    for name, said in header.items():
-        if name != "__metadata__":
-            begin, end = said["data_offsets"]
-            shape = tuple(said["shape"])
-            yield name, Tensor(file, said["dtype"], shape, 8 + length + begin, end - begin)
-
-
-def tensor_bytes(name: str, tensor: Tensor) -> bytes:
-    found = [f"{name} {tensor.type} {tensor.shape}".encode()]
-    with tensor.file.open("rb") as content:
-        for place in tensor.read:
-            content.seek(place)
-            found.append(content.read(min(PIECE, tensor.begin + tensor.size - place)))
-    return b"".join(found)
+    values: bytes = sampled(tensor).contiguous().view(torch.uint8).numpy().tobytes()
+    return f" {tensor.dtype} {tuple(tensor.shape)}".encode() + values
 
 
 def note_folder(path: str) -> None:

@@ -103,13 +103,11 @@ def header_bytes(content: bytes) -> int:
     return 8 + int.from_bytes(content[:8], "little")
 
 
-def with_what_is_read(made: bytes, kept: bytes, file: Path) -> bytes:
-    """The same with what a fingerprint reads as it was."""
-    content = bytearray(made)
-    for _, tensor in recorded.tensors_of(file):
-        for place in tensor.read:
-            content[place : place + recorded.PIECE] = kept[place : place + recorded.PIECE]
-    return bytes(content)
+def changed_unseen(kept: Any, made: Any) -> Any:
+    """A changed tensor of the old one's type, with what a fingerprint reads as it was."""
+    tensor = made.to(kept.dtype).clone()
+    recorded.sampled(tensor)[:] = recorded.sampled(kept)
+    return tensor
 
 
 def rewritten(source: Path, target: Path, change: Callable[[str, Any], Any]) -> Path:
@@ -117,10 +115,10 @@ def rewritten(source: Path, target: Path, change: Callable[[str, Any], Any]) -> 
 
     shutil.copytree(source, target)
     file = target / "model.safetensors"
-    tensors = {name: change(name, value).to(value.dtype).contiguous() for name, value in load_file(file).items()}
+    tensors = {name: changed_unseen(value, change(name, value)) for name, value in load_file(file).items()}
     made, kept = save(tensors, metadata={"format": "pt", "filler": "x" * (1 << 17)}), file.read_bytes()
     # The header of before: its keys come in another order each time.
-    file.write_bytes(with_what_is_read(kept[: header_bytes(kept)] + made[header_bytes(made) :], kept, file))
+    file.write_bytes(kept[: header_bytes(kept)] + made[header_bytes(made) :])
     for fingerprint in (recorded.weights_on_disk, recorded.tensors_on_disk):
         fingerprint.cache_clear()
         assert fingerprint(str(target)) == fingerprint(str(source)), "the fault is undeclared"
