@@ -128,6 +128,14 @@ class Inquiry:
         head = [pair for call, pair in zip(calls_of(pairs), pairs) if call <= first]
         return len(head) < len(pairs) and has_same_ids(head)
 
+    @property
+    def is_drawn_anew(self) -> bool:
+        """Whether answers that differ are drawn without a seed: that the old ones come back may be
+        luck, which says nothing of a difference behind the first."""
+        apart = [pair for pair in self.pairs if pair[0]["output_ids"] != pair[1]["output_ids"]]
+        rows = [row for pair in apart or self.pairs for row in pair]
+        return any(is_drawn(row) and not seeds_of(row) for row in rows)
+
     # -- one old value at a time --
 
     def by_put_back(self) -> Cause | None:
@@ -141,6 +149,8 @@ class Inquiry:
                 self.untried[name] = "a prompt that is only read cannot be put back"
             elif self.is_possible(difference):
                 possible.append((name, difference))
+        if self.is_drawn_anew:
+            possible = [(name, one) for name, one in possible if one.counts][:1]
         known = put_backs(possible, self.old, backend_of(self.new))
         for one in known:
             again = self.run(one.load, one.parts)

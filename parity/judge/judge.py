@@ -344,9 +344,7 @@ def can_be_company(inquiry: Inquiry) -> bool:
     if inquiry.rerun is None or len(rows) < 2:
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
-    apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]]
-    is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart or rows)
-    return not (inquiry.comparison.counted and is_chance)
+    return not (inquiry.comparison.counted and inquiry.is_drawn_anew)
 
 
 def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
@@ -769,11 +767,21 @@ def of_stop(findings: Findings) -> Judged | None:
         return None
     apart = list(partings(comparison.old.value, comparison.new.value))
     texts = [(old, new) for _, old, new in apart if isinstance(old, str) and isinstance(new, str)]
-    has_other_ends = any(old.strip() != new.strip() for old, new in texts)
-    if apart and not (has_other_ends and all(resembles(*pair) for pair in texts)):
+    has_other_end = any(resembles(*pair) and pair[0].strip() != pair[1].strip() for pair in texts)
+    if apart and not (
+        has_other_end and all(resembles(*p) or is_label(comparison, *p) for p in texts)
+    ):
         proof = "the ids are the same as far as both go, and the texts are not"
         return drift(named_cause("value", "likely", value_sentence(comparison), proof))
     return drift(of_other_ends(findings.inquiry))
+
+
+def is_label(comparison: Comparison, *texts: str) -> bool:
+    """Whether texts are part of no answer, such as why one ended."""
+    answers = [
+        one for pair in comparison.pairs for row in pair for one in possible_texts(comparison, row)
+    ]
+    return not any(text.strip() in answer for text in texts for answer in answers)
 
 
 def of_other_ends(inquiry: Inquiry) -> Cause:

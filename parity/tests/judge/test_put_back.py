@@ -107,6 +107,39 @@ def test_a_stop_that_passes_elsewhere_and_brings_nothing_back_is_no_cause() -> N
     assert found(counts=True) == "stop.strings; likely"
 
 
+def test_draws_that_come_back_by_luck_say_nothing_of_what_differs_behind() -> None:
+    """Drawn anew, the old answer comes back when the old stops do, which count for nothing by themselves."""
+    drawn = settings(temperature=0.7, processors=[])
+    told = {"strings": {"value": ["f"], "from": "caller"}}
+    old = case({**row(output_ids=[4, 5, 9], text="de", stop={}), "sampling": {**drawn, **settings(top_p=0.8)}})
+    moved = {**row(output_ids=[6, 7, 9], text="fg", stop=told), "sampling": {**drawn, **settings(top_p=1.0)}}
+    new = case(moved)
+    seen = [replace(one, counts=one.stage == "sampling") for one in differences(old, new) if one.stage != "value"]
+
+    def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        return new if "sampling" in parts else old
+
+    found = cause_of(inquiry_of(old, new, seen, TOOLS.decode, rerun, TOOLS))
+    assert str(found) == "sampling.top_p; likely"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "name"),
+    [
+        (["de", "stop"], ["def", "length"], "stop"),
+        (["de", "stop"], ["DEF", "length"], "value"),
+        (["de", "fg"], ["def", "e"], "value"),
+        (["de", "stop"], ["de", "length"], "value"),
+    ],
+)
+def test_an_answer_with_the_word_for_its_end_ends_elsewhere(was: list[str], now: list[str], name: str) -> None:
+    """A loop of the old code's own: where it stops was not seen. One word of a pair is no text of an answer."""
+    more = row(output_ids=[6, 7])
+    old = case(row(output_ids=[4, 5], text="de", stop={}, loop="likeliest"), more, value=was)
+    new = case(row(output_ids=[4, 5, 6], text="def", stop={}), more, value=now)
+    assert str(cause_of(inquiry_of(old, new, (), TOOLS.decode, None, TOOLS))) == f"{name}; likely"
+
+
 def test_a_stop_of_both_sides_that_cuts_a_text_earlier_is_a_stop() -> None:
     """The old code cuts at the third "e", by hand; the new code cuts at the first."""
     arguments = {"stops": ["e"]}
