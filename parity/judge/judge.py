@@ -768,9 +768,8 @@ def of_stop(findings: Findings) -> Judged | None:
     apart = list(partings(comparison.old.value, comparison.new.value))
     texts = [(old, new) for _, old, new in apart if isinstance(old, str) and isinstance(new, str)]
     has_other_end = any(resembles(*pair) and pair[0].strip() != pair[1].strip() for pair in texts)
-    if apart and not (
-        has_other_end and all(resembles(*p) or is_label(comparison, *p) for p in texts)
-    ):
+    is_end = all(resembles(*pair) or is_label(comparison, *pair) for pair in texts)
+    if apart and not (has_other_end and is_end):
         proof = "the ids are the same as far as both go, and the texts are not"
         return drift(named_cause("value", "likely", value_sentence(comparison), proof))
     return drift(of_other_ends(findings.inquiry))
@@ -778,9 +777,8 @@ def of_stop(findings: Findings) -> Judged | None:
 
 def is_label(comparison: Comparison, *texts: str) -> bool:
     """Whether texts are part of no answer, such as why one ended."""
-    answers = [
-        one for pair in comparison.pairs for row in pair for one in possible_texts(comparison, row)
-    ]
+    rows = [row for pair in comparison.pairs for row in pair]
+    answers = {one for row in rows for one in possible_texts(comparison, row)}
     return not any(text.strip() in answer for text in texts for answer in answers)
 
 
