@@ -650,8 +650,8 @@ def made_of_ids(comparison: Comparison) -> Cause:
     """Of equal ids: another text, or another value of the same text."""
     if len(comparison.old.rows) > 1 and (order := of_places(comparison)):
         return order
-    if decoded := of_texts(comparison):
-        return decoded
+    if found := of_texts(comparison) or of_cut(comparison):
+        return found
     is_sure = bool(comparison.pairs) and comparison.has_same_ids and not comparison.counted
     is_sure = is_sure and all(is_seen_alike(*pair) for pair in comparison.pairs)
     proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
@@ -693,6 +693,34 @@ def of_texts(comparison: Comparison) -> Cause | None:
     return text_cause(found[0], certainty, proof)
 
 
+def of_cut(comparison: Comparison) -> Cause | None:
+    """An answer's text that one value holds whole and the other one cut. By what, the code alone
+    knows, unless a stop stands there."""
+    whole = {text_of(row).strip() for pair in comparison.pairs for row in pair}
+    for _, old, new in partings(comparison.old.value, comparison.new.value):
+        if not isinstance(old, str) or not isinstance(new, str):
+            continue
+        short, long = sorted((old, new), key=len)
+        rest = long.removeprefix(short)
+        if not short.strip() or rest == long or not rest.strip() or long.strip() not in whole:
+            continue
+        sentence = value_sentence(comparison)
+        for stop in stops_told(comparison):
+            if rest.startswith(stop):
+                proof = f"the ids are the same, and {stop!r} stands where one text ends"
+                return named_cause("stop", "likely", sentence, proof)
+        proof = "the ids are the same; one text ends within an answer: at a stop, or cut otherwise"
+        return named_cause("value", "likely", sentence, proof)
+    return None
+
+
+def stops_told(comparison: Comparison) -> set[str]:
+    """Texts that may be stops: those of the rows, and what the call was given."""
+    rows = [row for pair in comparison.pairs for row in pair]
+    told = {string for row in rows for string in entry(row, "stop", "strings") or ()}
+    return told | {text for _, text in leaves(comparison.old.arguments) if text}
+
+
 OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on both sides
 
 
@@ -703,7 +731,8 @@ def text_cause(found: OtherText, certainty: Certainty, proof: str) -> Cause:
 
 
 def texts_of_answers(comparison: Comparison, pairs: Pairs) -> Iterator[OtherText]:
-    """As it was recorded, each time; and by the flags of both sides."""
+    """As it was recorded, each time; by the flags of both sides; and with and without special
+    tokens, of which a value may hold either."""
     decode = comparison.tools.decode
     for old, new in pairs:
         for one, other in itertools.product(decodes_of(old), decodes_of(new)):
@@ -716,6 +745,10 @@ def texts_of_answers(comparison: Comparison, pairs: Pairs) -> Iterator[OtherText
                 ids = old["output_ids"]
                 flags = [bool(how["skip_special_tokens"]) for how in (one, other)]
                 yield name, decode(ids, flags[0], False), decode(ids, flags[1], False)
+        if decode is not None and old["output_ids"] == new["output_ids"]:
+            bare, whole = (decode(old["output_ids"], skips, False) for skips in (True, False))
+            yield OTHER_FLAG, bare, whole
+            yield OTHER_FLAG, whole, bare
 
 
 OTHER_FLAG = "decode.skip_special_tokens"

@@ -737,7 +737,7 @@ def test_numbers_are_held_by_their_size(judged: Judged) -> None:
         (("max_new_tokens=most", "max_new_tokens=most + 92"), "stop; likely"),
         (('"stop": {"ignore_eos": True}, ', ""), "stop.end_ids; likely"),
         (('"seed": seed', '"seed": 7 if seed is None else None'), "sampling.seed"),
-        ((".text", ".raw_text"), "value; confirmed"),
+        ((".text", ".raw_text"), "decode.skip_special_tokens; confirmed"),
     ],
     ids=["shorter", "longer", "ends", "seed", "special tokens"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,30 @@ def test_an_order_of_scores_may_be_moved_by_rounding(dtype: str, certainty: str)
     before, after = case(*rows, value=["d", "e"]), case(*rows, value=["e", "d"])
     found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
     assert found is not None and (found.name, found.certainty) == ("order", certainty)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("de", "de#", "decode.skip_special_tokens; confirmed"),
+        ("so: de#", "so: de", "decode.skip_special_tokens; confirmed"),
+        ("d", "de", "stop; likely"),
+        ("de", "d", "stop; likely"),
+        ("d", "de.", "value; confirmed"),
+        ("", "de", "value; confirmed"),
+    ],
+)
+def test_a_value_may_hold_special_tokens_or_an_answer_that_is_cut_on_one_side_only(
+    was: str, now: str, said: str
+) -> None:
+    """The result has both texts, whichever the code takes; and the old code cut at a stop by hand."""
+    only = row(output_ids=ENDS_WITH_E, text="de")
+    before = replace(case(only, value=was), arguments={"until": ["x", "e"]})
+    after = case(only, value=now)
+    found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
+    assert str(found) == said
+
+
+def test_what_cuts_an_answer_is_not_known_where_no_stop_stands_there() -> None:
+    only = row(output_ids=ENDS_WITH_E, text="de")
+    assert str(caused(only, only, "d", "de")) == "value; likely"
