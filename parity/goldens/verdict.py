@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -234,6 +234,12 @@ def excerpts(old: Any, new: Any, width: int = 60) -> tuple[str, str]:
         start = max(0, (first_divergence(*pair) or 0) - width // 2)
     was, now = (cut(text, start, start + width) for text in pair)
     return was, now
+
+
+def place_name(at: Iterable[Any]) -> str:
+    """Where in a value something stands, by keys and places in lists: "value.items[3].text"."""
+    keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in at]
+    return "value" + "".join(keys)
 
 
 def cut(text: str, start: int, stop: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parity.goldens.store import Case, GoldenError, Store
-from parity.goldens.verdict import Cause, Difference, Outcome, Verdict, equal
+from parity.goldens.verdict import Cause, Difference, Outcome, Verdict, equal, place_name
 from parity.judge import loops
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, agreement
@@ -28,7 +28,7 @@ from parity.judge.row import is_drawn, is_drawn_anew, may_be_sampled, seed_sourc
 from parity.judge.session import Run
 from parity.judge.site_facts import SiteFacts
 from parity.judge.tools import refuse_edited, tools_of
-from parity.record.changing import changing, place_name, unchanged
+from parity.record.changing import changing, unchanged
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics

@@ -129,7 +129,7 @@ class Inquiry:
         return len(head) < len(pairs) and has_same_ids(head)
 
     @property
-    def is_drawn_anew(self) -> bool:
+    def may_be_luck(self) -> bool:
         """Whether answers that differ are drawn without a seed: that the old ones come back may be
         luck, which says nothing of a difference behind the first."""
         apart = [pair for pair in self.pairs if pair[0]["output_ids"] != pair[1]["output_ids"]]
@@ -149,7 +149,7 @@ class Inquiry:
                 self.untried[name] = "a prompt that is only read cannot be put back"
             elif self.is_possible(difference):
                 possible.append((name, difference))
-        if self.is_drawn_anew:
+        if self.may_be_luck:
             possible = [(name, one) for name, one in possible if one.counts][:1]
         known = put_backs(possible, self.old, backend_of(self.new))
         for one in known:

@@ -28,6 +28,7 @@ from parity.goldens.verdict import (
     brief,
     equal,
     excerpts,
+    place_name,
 )
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
@@ -72,7 +73,6 @@ from parity.judge.values import (
     is_reordered,
     leaves,
     partings,
-    place_name,
     resembles,
     texts_apart,
 )
@@ -344,7 +344,7 @@ def can_be_company(inquiry: Inquiry) -> bool:
     if inquiry.rerun is None or len(rows) < 2:
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
-    return not (inquiry.comparison.counted and inquiry.is_drawn_anew)
+    return not (inquiry.comparison.counted and inquiry.may_be_luck)
 
 
 def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
@@ -571,7 +571,7 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
         for way in (str, str.strip):
             pairs = answers_apart(inquiry.comparison, text, way)
             if pairs and path in new_texts and new_texts[path] not in {*pairs, text}:
-                said = f"{place_name(path) or 'the value'} is {brief(new_texts[path])}"
+                said = f"{place_name(path)} is {brief(new_texts[path])}"
                 return named_cause("value", "likely", f"{said}, and no answer is", proof)
             if pairs:
                 break
@@ -788,7 +788,8 @@ def value_sentence(comparison: Comparison) -> str:
     if found is None:
         return "the values differ"
     path, old, new = found
-    return Difference("value", place_name(path), old, new).sentence()
+    was, now = excerpts(old, new)
+    return f"{place_name(path)} was {was}, is {now}"
 
 
 def of_stop(findings: Findings) -> Judged | None:

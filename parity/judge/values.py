@@ -74,11 +74,6 @@ def first_parting(old: Any, new: Any, path: Path = ()) -> Parting | None:
     return next((one for one in found if one is not None), (path, old, new))
 
 
-def place_name(path: Path) -> str:
-    """ "" of the whole value, else "items.3.text"."""
-    return ".".join(map(str, path))
-
-
 def texts_apart(old: Any, new: Any) -> list[TextPair] | None:
     """The texts that differ, where nothing else does; None where something else differs, too."""
     found = []

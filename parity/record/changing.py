@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.store import Case
-from parity.goldens.verdict import equal
+from parity.goldens.verdict import equal, place_name
 from parity.record.state import RETURNED
 
 Part = Mapping[str, Any]
@@ -133,11 +133,6 @@ def shared_words(texts: Sequence[str]) -> str:
     shared = texts[0][:length]
     ends = [found.end() for found in WORD_ENDS.finditer(shared)]
     return shared[: ends[-1]] if ends else ""
-
-
-def place_name(at: Sequence[str | int]) -> str:
-    keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in at]
-    return "value" + "".join(keys)
 
 
 # == What they cover ==

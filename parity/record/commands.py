@@ -22,8 +22,8 @@ from parity.goldens.acceptance import name_of
 from parity.goldens.functions import functions_in, unrecordable
 from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
+from parity.goldens.verdict import place_name
 from parity.record.calls import Site
-from parity.record.changing import place_name
 from parity.record.recorder import Recorded, other_arguments, record
 from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from parity.goldens.safe_text import printable
-from parity.goldens.verdict import Change, Check, Outcome, Verdict
+from parity.goldens.verdict import Change, Check, Outcome, Verdict, place_name
 from parity.record.source import source_digest
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -171,9 +171,7 @@ def changing_places(parts: Iterable[Any]) -> list[str]:
     places = []
     for part in parts:
         steps = part.get("at") if isinstance(part, Mapping) else None
-        steps = steps if isinstance(steps, list) else []
-        words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
-        places.append("value" + "".join(words))
+        places.append(place_name(steps if isinstance(steps, list) else ()))
     return places
 
 
