@@ -13,7 +13,7 @@ from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Outcome, Policy
 
 MINUTE = 60.0  # seconds between two lines where there is no terminal: a CI log shows that it lives
-FEWEST = 5  # cases judged before a time left is given: the first one loads the libraries
+FEWEST = 5  # cases judged before a time left is given
 
 
 def duration(seconds: float) -> str:
@@ -47,14 +47,14 @@ class CheckProgress:
         self.total = 0
         self.done = 0
         self.differing = 0
-        self.started = clock()
-        self.told = self.started
+        self.told = clock()
+        self.first = self.told  # when one case was judged: it loaded the libraries and a model
 
     def begin(self, total: int) -> None:
         """So many cases will be judged."""
         with self.lock:
             self.total = total
-            self.started = self.told = self.clock()
+            self.told = self.clock()
             if total:
                 self._show(f"0 of {total} cases; loading the libraries")
 
@@ -62,6 +62,8 @@ class CheckProgress:
         """One more case was judged."""
         with self.lock:
             self.done += 1
+            if self.done == 1:
+                self.first = self.clock()
             self.differing += not self.policy.passes(outcome)
             if self.rewrites or self.clock() - self.told >= MINUTE:
                 self.told = self.clock()
@@ -85,7 +87,7 @@ class CheckProgress:
             parts.append(f"{self.differing} differ before acceptances")
         left = self.total - self.done
         if self.done >= FEWEST and left > 0:
-            each = (self.clock() - self.started) / self.done
+            each = (self.clock() - self.first) / (self.done - 1)
             parts.append(f"about {duration(each * left)} left")
         return f"{', '.join(parts)}; {outcome.label} on {outcome.backend}"
 

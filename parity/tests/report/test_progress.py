@@ -19,12 +19,13 @@ class Clock:
         return self.now
 
 
-def told(*, rewrites: bool, each: float, cases: int = 12) -> str:
+def told(*, rewrites: bool, each: float, cases: int = 12, loading: float = 0.0) -> str:
     """What is written while 12 cases are judged, `each` seconds apart, the last but one a drift."""
     stream = io.StringIO()
     clock = Clock()
     progress = CheckProgress(stream, Policy(), rewrites=rewrites, clock=clock)
     progress.begin(cases)
+    clock.now += loading
     for number in range(cases):
         clock.now += each
         verdict = "DRIFT" if number == cases - 2 else "IDENTICAL"
@@ -49,6 +50,10 @@ def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
     assert "\n" not in written
     assert written.endswith("\r\033[K")
     assert "11 of 12 cases, 1 differ before acceptances, about 1 s left; site/case10 on hf" in written
+
+
+def test_progress_does_not_expect_every_case_to_load_the_libraries() -> None:
+    assert "6 of 12 cases, about 6 s left" in told(rewrites=True, each=1.0, loading=600.0)
 
 
 def test_progress_passes_no_terminal_escape_of_a_name() -> None:
