@@ -50,7 +50,7 @@ browser:
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
-# SELFTEST="--sample 3": a third of the engine's mutations; which ones follows from the bytes of it and of the judge.
+# SELFTEST="--only padding": mutations whose name holds a word.
 selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
 	$(BIN)/python -m parity.proof selftest $(SELFTEST)
 

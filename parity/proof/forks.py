@@ -1,40 +1,30 @@
-"""Runs of other sources of gen_engine.py, each in a fork of one process that has imported and
-loaded everything.
+"""Work in forks of one process that has imported and loaded everything.
 
-    prepare(store, cases, "hf")
-    for number, found, seconds in forked({0: functools.partial(judge_source, store, source, job)}):
+    prepare(store, cases)
+    for number, found, seconds in forked({0: functools.partial(run_site_mutation, store, mutation)}):
         ...
 
-Importing the libraries takes longer than a case, and loading vLLM longer than that. So one process
-imports them, loads the engines that the call sites ask for, keeps vLLM's, and each source is judged
-in a fork of it, two at a time.
+Importing the libraries takes longer than a case. So one process imports them, loads the models that
+the call sites ask for, and each job runs in a fork of it, two at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, TypeVar
 
 from parity.goldens.store import Store
-from parity.goldens.verdict import Outcome
-from parity.judge.check import Job, Measured, judged
-from parity.judge.sites import merged_settings, named_function
 from parity.judge.worker import settle
 from parity.models.tasks import vision_tasks
 
-ENGINE = Path(__file__).parents[2] / "gen_engine.py"
-FROM_ENGINE = ("parity.proof.callsites", "parity.companions")
 PROCESSES = 2
 LIMIT = 300  # seconds that one fork may take on a machine that is busy
 
@@ -54,12 +44,10 @@ class Died:
 
 # == In the process that is forked ==
 
-_kept: list[Any] = []  # an engine that is closed, or forgotten, takes vLLM's with it
 
-
-def prepare(store: Store, cases: Iterable[str], backend: Any) -> None:
-    """Load what the sites of these cases load, and ask it once: what that imports and compiles no
-    fork does again."""
+def prepare(store: Store, cases: Iterable[str]) -> None:
+    """Load what the sites of these cases load on hf, and ask it once: what that imports and
+    compiles no fork does again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # No fork can use a GPU, and each load would look for one.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -69,79 +57,28 @@ def prepare(store: Store, cases: Iterable[str], backend: Any) -> None:
     import gen_engine
 
     torch.set_num_threads(1)  # a fork has none of the threads that torch counts on
-    if backend == "vllm":
-        lend_engines()
-    for model, load in models_of(store, cases, backend):
-        engine = gen_engine.load(model, backend=backend, **load)
-        engine.generate_text_batch([{"prompt": "One, two"}], {"max_new_tokens": 2, "logprobs": 1})
-        if engine.checkpoint.processor is not None:
-            chat = vision_tasks(1)[0].messages
-            engine.generate_vlm_batch([{"messages": chat}], {"max_new_tokens": 2})
-        if backend == "vllm":
-            _kept.append(engine)
-        else:
-            engine.close()
+    for model, load in models_of(store, cases):
+        with gen_engine.load(model, **load) as engine:
+            engine.generate_text_batch([{"prompt": "One, two"}], {"max_new_tokens": 2, "logprobs": 1})
+            if engine.checkpoint.processor is not None:
+                chat = vision_tasks(1)[0].messages
+                engine.generate_vlm_batch([{"messages": chat}], {"max_new_tokens": 2})
     settle()  # a collection in a fork would also copy each page that it looks at
-    if backend == "vllm":
-        replace_kernels()
-
-
-def replace_kernels() -> None:
-    """`settle` makes vLLM do this once a process: here, so that no fork does it again (a second
-    each)."""
-    import vllm.platforms
-
-    vllm.platforms.current_platform.register_triton_kernel_overrides()
 
 
 Load = Mapping[str, Any]  # keyword arguments of `gen_engine.load`
 
 
-def models_of(store: Store, cases: Iterable[str], backend: str) -> Iterator[tuple[str, Load]]:
+def models_of(store: Store, cases: Iterable[str]) -> Iterator[tuple[str, Load]]:
     """(model, load settings) of each pair of a site and a model that the cases name."""
     wanted = {}
     for case in dict.fromkeys(cases):
         site, _, name = case.partition("/")
         model = store.read(site, name).arguments.get("model_path")
         if model:
-            wanted[site, model] = store.settings()[site].get("load", {}).get(backend, {})
+            wanted[site, model] = store.settings()[site].get("load", {}).get("hf", {})
     for (_, model), load in wanted.items():
         yield model, load
-
-
-def lend_engines() -> None:
-    """Who asks for one of vLLM's engines again, in a fork, is given the same."""
-    import vllm
-
-    original = vllm.LLM
-    known = dict[str, Any]()
-
-    def loading(**settings: Any) -> Any:
-        key = repr(sorted(settings.items()))
-        if key in known:
-            return known[key]
-        made = original(**settings)
-        _kept.append(made)  # or its end would do the same
-        # Of threads and groups that a fork does not have.
-        made.llm_engine.engine_core.shutdown = lambda *a, **k: None
-        # A class of gen_engine.py itself, another one in each fork; adapters, which it knows by
-        # number.
-        if not {"logits_processors", "enable_lora"} & settings.keys():
-            known[key] = made
-        return made
-
-    vllm.LLM = loading
-
-
-def job_of(store: Store, cases: Sequence[str], backend: str) -> Job:
-    """Goldens, as "site/case", to be judged on a backend."""
-    names = [(backend, *case.split("/", 1)) for case in cases]
-    settings = merged_settings(store, list(dict.fromkeys(site for _, site, _ in names)), {})
-    functions = {}
-    for _, site, name in names:
-        functions[named_function(store.read(site, name), settings[site])] = site
-    items = tuple((backend, site, name) for _, site, name in names)
-    return Job(str(store.root), items, settings, functions)
 
 
 def forked(
@@ -198,43 +135,3 @@ def in_fork(job: Callable[[], Any], pipe: Connection) -> None:
     pipe.send(job())
     pipe.close()
     os._exit(0)  # vLLM's and torch's own endings are the parent's
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The text of the engine's file, or of a companion that it finds, from the repository's root."""
-
-    file: str
-    text: str
-
-
-@contextlib.contextmanager
-def engine_source(source: str | Source) -> Iterator[None]:
-    """Whoever imports gen_engine, or the companion that `source` is, from here on in this process
-    gets this source."""
-    if isinstance(source, str):
-        source = Source(ENGINE.name, source)
-    with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        # A mutated companion stands beside a sound engine, which looks there first.
-        (Path(folder) / "parity").symlink_to(ENGINE.with_name("parity"))
-        sound = ENGINE.read_text()
-        (Path(folder) / ENGINE.name).write_text(sound)
-        (Path(folder) / Path(source.file).name).write_text(source.text)
-        old = [name for name in sys.modules if name == "gen_engine" or name.startswith(FROM_ENGINE)]
-        for name in old:
-            del sys.modules[name]
-        sys.path.insert(0, folder)
-        importlib.invalidate_caches()
-        yield
-
-
-def judge_source(store: Store, source: str | Source, job: Job) -> tuple[Outcome, ...]:
-    """The outcomes of a job with this source of the engine."""
-    outcomes: dict[tuple[str, str, str], Outcome] = {}
-    with engine_source(source):
-        for found in judged(job):
-            if isinstance(found, Outcome):
-                outcomes[found.backend, found.site, found.case] = found
-            elif isinstance(found, Measured):
-                outcomes.update(found.settled)
-    return tuple(outcomes.values())

@@ -1,8 +1,7 @@
 """Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity.proof selftest
 
-Mutation testing with committed mutations: each of site_mutations.py is put into moved code that is right, each of
-engine_mutations.json into a scratch copy of gen_engine.py, on hf and on vLLM, and the goldens on which they can show
-are checked. Then everything is checked without any mutation. Printed per section; the gate stands at the end.
+Mutation testing with committed mutations: each of site_mutations.py is put into moved code that is right, and the
+goldens on which it can show are checked. Then everything is checked without any mutation. The gate stands at the end.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gen_engine import OptionError, did_you_mean
 from parity.environment.output_paths import file_to_write
+from parity.goldens.causes import stage_of
 from parity.goldens.store import Case, Store
-from parity.goldens.verdict import Check, Outcome
+from parity.goldens.verdict import Cause, Check, Outcome
 from parity.judge.check import check_sites
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
@@ -32,9 +32,7 @@ from parity.judge.sites import new_function
 from parity.judge.worker import Worker
 from parity.proof.callsites import probe
 from parity.proof.callsites.record import FEW, LOADS
-from parity.proof.engine_mutations import mutations, outcomes_of, run_mutations, sampled, turn_of_sources
-from parity.proof.forks import LIMIT, PROCESSES, forked, prepare
-from parity.proof.score import CALL_SITES, Score, table
+from parity.proof.forks import LIMIT, PROCESSES, Died, forked, prepare
 from parity.proof.site_mutations import SITE_MUTATIONS, SiteMutation
 from parity.record import observe
 
@@ -42,6 +40,46 @@ CAUGHT = 0.98
 NAMED_RIGHT = 0.95
 CLEAN_RUNS = 200
 PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """causes: the stages that are right, the plainest first."""
+
+    name: str
+    causes: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def caught(self) -> list[Outcome]:
+        """What could not be judged is not caught: a process that dies dies of anything."""
+        return [o for o in self.outcomes if o.verdict in ("DRIFT", "LATENT")]
+
+    @property
+    def named(self) -> bool:
+        """Whether every outcome that caught it names a right cause."""
+        return bool(self.caught) and not self.wrong
+
+    @property
+    def wrong(self) -> list[Outcome]:
+        return [o for o in self.caught if o.cause is None or stage_of(o.cause.name) not in self.causes]
+
+    @property
+    def wrong_confirmed(self) -> list[Outcome]:
+        """The gravest fault of the judge: it says that it is sure, and is wrong."""
+        return [o for o in self.wrong if o.cause is not None and o.cause.certainty == "confirmed"]
+
+    def to_json(self) -> dict[str, Any]:
+        found = [{"case": o.label, "verdict": o.verdict, "cause": str(o.cause)} for o in self.outcomes]
+        return {"mutation": self.name, "causes": self.causes, "named": self.named, "outcomes": found}
+
+    def line(self) -> str:
+        mark = "NOT CAUGHT" if not self.caught else "right" if self.named else f"WRONG, is {self.causes[0]}"
+        causes = ", ".join(sorted({str(o.cause) for o in self.caught}))
+        if not self.caught:  # a process that died is another matter than a case where nothing is seen
+            causes = ", ".join(f"{o.verdict} {o.cause.sentence if o.cause else ''}".strip() for o in self.outcomes)
+        return f"{self.name:48} {len(self.caught)} of {len(self.outcomes)}  {mark:28} {causes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +92,22 @@ class Result:
         return Check(self.clean).failing()
 
     @property
+    def caught(self) -> int:
+        return sum(bool(score.caught) for score in self.scores)
+
+    @property
+    def named(self) -> int:
+        return sum(score.named for score in self.scores)
+
+    @property
+    def wrong_confirmed(self) -> int:
+        return sum(bool(score.wrong_confirmed) for score in self.scores)
+
+    @property
     def passes(self) -> bool:
-        """Edits inside the engine are its unit tests' to kill: of those nothing may be confirmed
-        that is wrong."""
-        outside = [s for s in self.scores if s.section == CALL_SITES]
-        enough = sum(bool(s.caught) for s in outside) >= CAUGHT * len(outside)
-        enough &= sum(s.named for s in outside) >= NAMED_RIGHT * len(outside)
-        enough &= not any(s.wrong_confirmed for s in self.scores)
-        return enough and not self.alarms and len(self.clean) >= CLEAN_RUNS
+        count = len(self.scores)
+        enough = self.caught >= CAUGHT * count and self.named >= NAMED_RIGHT * count
+        return enough and not self.wrong_confirmed and not self.alarms and len(self.clean) >= CLEAN_RUNS
 
     def text(self) -> str:
         likely = sorted(
@@ -71,15 +117,15 @@ class Result:
         lines += [f"FALSE ALARM  {o.label}: {o.verdict} {o.cause}" for o in self.alarms]
         lines += [
             "",
-            *table(self.scores),
-            "",
+            f"{len(self.scores)} mutations: {self.caught} caught, {self.named} named, "
+            f"{self.wrong_confirmed} wrong and confirmed",
             f"{len(self.clean)} clean runs: {len(self.alarms)} false alarms",
             f"causes that were only likely somewhere: {', '.join(likely) or 'none'}",
         ]
         return "\n".join(lines)
 
     def gate(self) -> str:
-        named = f"{CAUGHT:.0%} caught and {NAMED_RIGHT:.0%} named right at call sites"
+        named = f"{CAUGHT:.0%} caught and {NAMED_RIGHT:.0%} named right"
         needed = f"{named}, none wrong and confirmed, no false alarm in {CLEAN_RUNS} clean runs"
         return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
 
@@ -176,15 +222,13 @@ def names_to_run(store: Store, site: str, apart: set[str]) -> list[str]:
     return [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1]
 
 
-def run_clean(
-    store: Store, apart: set[str], progress: CleanProgress, backends: Iterable[str] = tuple(SHAPES)
-) -> tuple[Outcome, ...]:
+def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[Outcome, ...]:
     """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
     Those whose difference is accepted are left out. Every second one on hf, an eighth of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
     names = {site: names_to_run(store, site, apart) for site in settings}
     largest = max(names, key=lambda site: len(names[site]))
-    for backend in backends:
+    for backend in SHAPES:
         fitting = [site for site in names if backend in settings[site].get("backends", ["hf"])]
         chosen = {site: names[site][::2] for site in fitting}
         chosen = {largest: names[largest][1::8]} if backend == "vllm" else chosen
@@ -197,73 +241,59 @@ def run_clean(
     return tuple(found)
 
 
-def selftest(
-    store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None, sample: int = 0
-) -> Result:
-    """sample: one of the engine's mutations in so many of each section, on one of its backends, and clean runs on hf
-    alone; 0 is all on both."""
+def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
         scratch = copied(store, Path(name) / "golden")
         add_probe(scratch, Path(name))
         scores = []
-        for kind in (None, "hf", "vllm"):
-            for score in judged_in_forks(scratch, kind, only, sample):
-                progress(score.line())
-                scores.append(score)
-        backends = ["hf"] if sample else list(SHAPES)
-        clean = run_clean(scratch, apart, CleanProgress(progress), backends) if only is None else ()
+        for score in judged_in_forks(scratch, only):
+            progress(score.line())
+            scores.append(score)
+        clean = run_clean(scratch, apart, CleanProgress(progress)) if only is None else ()
     return Result(tuple(scores), clean)
 
 
-def judged_in_forks(store: Store, kind: str | None, only: str | None, sample: int = 0) -> Iterator[Score]:
-    """Mutations of call sites (None), or of the engine for a backend, in a process that ends with them: what was
-    loaded for them goes with it."""
+def judged_in_forks(store: Store, only: str | None) -> Iterator[Score]:
+    """In a process that ends with them: what was loaded for them goes with it."""
     with Worker() as worker:
-        job = str(store.root), kind, only, sample
-        yield from worker.run(SCORED, job, limit=LIMIT * PROCESSES)
+        yield from worker.run(SCORED, (str(store.root), only), limit=LIMIT * PROCESSES)
 
 
-def scored(job: tuple[str, str | None, str | None, int]) -> Iterator[Score]:
+def scored(job: tuple[str, str | None]) -> Iterator[Score]:
     """In that process."""
-    root, backend, only, sample = job
+    root, only = job
     store = Store(root)
-    if backend is not None:
-        chosen = mutations(only)
-        if sample:
-            chosen = sampled(chosen, sample, turn_of_sources())
-        own = [mutation for mutation in chosen if backend in mutation.backends]
-        yield from run_mutations(store, own, backend)
-        return
-    chosen_sites = [one for one in SITE_MUTATIONS if only is None or only in one.name]
-    prepare(store, [case for one in chosen_sites for case in one.cases], "hf")
+    chosen = [one for one in SITE_MUTATIONS if only is None or only in one.name]
+    prepare(store, [case for one in chosen for case in one.cases])
     jobs = {}
-    for number, mutation in enumerate(chosen_sites):
+    for number, mutation in enumerate(chosen):
         jobs[number] = functools.partial(run_site_mutation, store, mutation)
     for number, found, seconds in forked(jobs):
-        mutation = chosen_sites[number]
+        mutation = chosen[number]
         yield Score(mutation.name, mutation.causes, outcomes_of(found), seconds)
+
+
+def outcomes_of(found: tuple[Outcome, ...] | Died) -> tuple[Outcome, ...]:
+    """Of a fork; one that died is an ERROR."""
+    if not isinstance(found, Died):
+        return found
+    said = f"the mutated code ended its process: exit code {found.exit_code}"
+    return (Outcome("*", "*", "*", "ERROR", cause=Cause("error", "confirmed", said)),)
 
 
 SCORED = f"{scored.__module__}:{scored.__qualname__}"
 
 
-def names_of_mutations() -> list[str]:
-    names = [mutation.name for mutation in SITE_MUTATIONS]
-    for mutation in mutations():
-        names += [mutation.name, mutation.section]
-    return names
-
-
 def run(args: argparse.Namespace) -> int:
-    is_known = args.only and any(args.only in name for name in names_of_mutations())
-    if args.only and not is_known:
-        fix = did_you_mean(args.only, names_of_mutations())
+    names = [mutation.name for mutation in SITE_MUTATIONS]
+    if args.only and not any(args.only in name for name in names):
+        fix = did_you_mean(args.only, names)
         raise OptionError(f"no mutation's name holds {args.only!r}", fix=fix)
     tell: Callable[[str], None] = lambda text: None  # noqa: E731
     if sys.stderr.isatty():
         tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
-    result = selftest(Store(args.goldens), args.only, tell, args.sample)
+    result = selftest(Store(args.goldens), args.only, tell)
     print(result.text())
     if not args.only:
         print(result.gate())
@@ -279,9 +309,5 @@ def add_selftest(subparsers: Any) -> None:
         epilog="example: python -m parity.proof selftest --only padding",
     )
     parser.add_argument("--only", metavar="TEXT", help="mutations whose name holds this; no clean runs")
-    parser.add_argument(
-        "--sample", type=int, choices=range(1, 31), default=0, metavar="N",
-        help="of the engine's mutations one in N of each section, on one backend; the sources say which",
-    )  # fmt: skip
     parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write what each mutation gave")
     parser.set_defaults(run=run)

@@ -21,8 +21,7 @@ from parity.goldens.store import Case, Store, coded, dump
 from parity.judge.case import Judge
 from parity.judge.check import check_sites
 from parity.judge.replay import Engines, Replay
-from parity.proof.score import Score
-from parity.proof.selftest import NAMED_RIGHT, run_site_mutation
+from parity.proof.selftest import NAMED_RIGHT, Score, run_site_mutation
 from parity.proof.site_mutations import SITE_MUTATIONS
 from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
