@@ -625,14 +625,20 @@ def of_invariant(findings: Findings) -> Judged | None:
     return drift(broken_cause(first))
 
 
+CHOOSING = {"sampling", "stop"}  # stages that act by the ids alone: equal ids acquit them
+
+
 def of_equal_ids(findings: Findings) -> Judged | None:
-    """Equal ids, and another value. Where an earlier stage differs, too, only if putting that back
-    was tried in vain."""
+    """Equal ids, and another value. Where an earlier stage differs, too, only if it chooses ids and
+    putting it back was tried in vain: another prompt, or model, is another request, whatever is
+    answered."""
     inquiry = findings.inquiry
     comparison = findings.comparison
     if not comparison.has_same_ids:
         return None
     if comparison.counted:
+        if any(difference.stage not in CHOOSING for _, difference in comparison.counted):
+            return None
         has_gap = number_gap(findings.old.value, findings.new.value)
         untried = [name for name, _ in comparison.counted if inquiry.why_untried(name)]
         if has_gap or untried:

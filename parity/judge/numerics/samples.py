@@ -25,7 +25,7 @@ from parity.judge.numerics.golden_rows import (
 from parity.judge.numerics.processed import (
     Tensor,
     declared_settings,
-    processed_logits,
+    penalised_logits,
     why_not_sampled,
 )
 from parity.judge.numerics.questions import Judged, could_not
@@ -261,22 +261,18 @@ def with_ids(golden: Row, row: Row) -> Row:
 
 
 def unlike(row: Row, old: Tensor, new: Tensor) -> str:
-    """How two paths' distributions of a row's tokens differ; "" where only by rounding.
-    old, new: raw logits, float32 [tokens, vocabulary]."""
+    """How two paths' distributions of a row's tokens differ; "" where only by rounding. Without
+    cuts, where rounding may take a token in or out.   old, new: raw logits, float32 [tokens,
+    vocabulary]."""
     settings = declared_settings(row)
-    before = processed_logits(old, row, settings).softmax(-1)
-    after = processed_logits(new, row, settings).softmax(-1)
-    distances = (before - after).abs().sum(-1) / 2
-    distance = float(distances.max())
+    before, after = (
+        (penalised_logits(logits, row, settings, 0) / settings.temperature).softmax(-1)
+        for logits in (old, new)
+    )
+    distance = float(((before - after).abs().sum(-1) / 2).max())
     if distance <= SAME_P:
         return ""
-    variation = f"total variation ≤ {distance:.1e} over {len(before)} steps"
-    left = f"{most_tokens_left(before)} against {most_tokens_left(after)} tokens left"
-    return f"{variation}, {left}"
-
-
-def most_tokens_left(probabilities: Tensor) -> int:
-    return int((probabilities > 0).sum(-1).max())
+    return f"total variation ≤ {distance:.1e} over {len(before)} steps"
 
 
 def judge_golden(evidence: Evidence, *, is_loop: bool, has_lent_adapter: bool) -> Judged:

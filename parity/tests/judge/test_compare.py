@@ -324,11 +324,13 @@ def logits(*rows: Sequence[float]) -> Any:
 TWO = {**ROW, "prompt_ids": [0], "output_ids": [0, 1]}
 
 
-def test_a_leaked_top_k_is_another_distribution() -> None:
-    drawn = {**TWO, "sampling": {"temperature": said(1.0), "top_p": said(1.0), "top_k": said(2), "min_p": said(0)}}
+def test_other_logits_are_another_distribution_and_a_token_at_the_end_of_a_cut_is_none() -> None:
+    drawn = {**TWO, "sampling": {"temperature": said(1.0), "top_p": said(0.6), "top_k": said(2), "min_p": said(0)}}
     flat = logits([1, 1.1, 1.2], [1, 1.1, 1.2])
     assert not unlike(drawn, flat, flat + 3)
     assert unlike(drawn, flat, flat * 2)
+    even = logits([1, 1, 1], [1, 1, 1])  # which two are left hangs on the last bit
+    assert not unlike(drawn, even, even + logits([1e-6, 0, 0], [0, 0, 1e-6]))
 
 
 def test_the_permutation_test_tells_two_distributions_apart() -> None:

@@ -348,7 +348,7 @@ def test_what_becomes_of_other_draws_is_seen_on_the_goldens_own_ids(
     (tmp_path / "cutting.py").write_text(CUTTING)
     monkeypatch.syspath_prepend(tmp_path)
     outcome = judged(goldens, backend, "one-each", moved="cutting")
-    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "value; confirmed", outcome
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "value; likely", outcome
     assert "the golden's ids were forced, to see what the new code makes of them" in outcome.steps
 
 
