@@ -42,6 +42,7 @@ TABLE: tuple[Entry, ...] = (
     entry("batch.marks", "other tensors reach the model beside the ids"),
     entry("model", "the model is another one"),
     entry("model.weights", "the weights are others", "load.model"),
+    entry("model.config", "the checkpoint's config.json says something else", "load.model"),
     entry("model.class", "the model's class is another one", "load.model"),
     entry("model.adapters", "the adapter is another one", "load.model"),
     entry("model.dtype", "the weights have another type", "load.dtype"),

@@ -38,7 +38,8 @@ A case holds one row per sequence that the model generated:
     batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
     inputs        what reached the model's forward with the ids: {"keys" of other tensors, "marks" of its tokens,
                   "positions", "pictures", "adapters"}
-    model         {"class", "dtype", "attention", "quantization", "weights", "files", "tensors", "path", "backend"}
+    model         {"class", "dtype", "attention", "quantization", "weights", "files", "tensors", "config", "path",
+                  "backend"}
     sampling      each setting as {"value", "from"}: caller, checkpoint or default
     stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria; include_stop where it is on
     output_ids    what was generated, with the id that ended it, without padding

@@ -664,6 +664,9 @@ def made_of_ids(comparison: Comparison) -> Cause:
     if is_sure and are_fractions_of_no_score(comparison):
         is_sure = False
         proof += "; where the numbers come from was not seen"
+    if is_sure and may_be_chosen_by_numbers(comparison):
+        is_sure = False
+        proof += "; where numbers decide, rounding may"
     certainty: Certainty = "confirmed" if is_sure else "likely"
     return named_cause("value", certainty, value_sentence(comparison), proof)
 
@@ -674,6 +677,14 @@ def are_fractions_of_no_score(comparison: Comparison) -> bool:
     if any(row.get("scored") for row in comparison.new.rows):
         return False
     return bool(apart) and all(isinstance(old, float) for _, old, _ in apart)
+
+
+def may_be_chosen_by_numbers(comparison: Comparison) -> bool:
+    """Whether a value in half precision holds numbers with fractions beside what differs: the
+    likeliest of some labels may be another one where two are as likely."""
+    old = comparison.old
+    is_number = next(leaves(old.value, kind=float), None) is not None
+    return is_number and not in_float32(old, comparison.new)
 
 
 def is_seen_alike(old: Row, new: Row) -> bool:
@@ -891,9 +902,18 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
     if kind is None:
         return judged
     if (place := place_of(old, new, kind)) is None:
-        return could_not(OF_SEVERAL)
+        return judged if is_beyond_float32(old, new) else could_not(OF_SEVERAL)
     numerics.ask(Question(old, new, findings.samples.backend, kind, judged, place=place))
     return judged
+
+
+def is_beyond_float32(old: Case, new: Case) -> bool:
+    """Whether numbers of a float32 path are further apart than any rounding of it."""
+    from parity.judge.numerics.answers import FAR
+    from parity.judge.numerics.errors import FLOOR
+
+    gap = number_gap(old.value, new.value) or 0.0
+    return in_float32(old, new) and gap > FAR * FLOOR
 
 
 TABLE: tuple[Callable[[Findings], Judged | None], ...] = (

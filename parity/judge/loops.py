@@ -33,8 +33,10 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     they are left out where the other side has none: it was recorded without, or reads another
     way."""
     old, new = on_both(of_same_models, old, new)
-    change = as_read if say_what_is_read(old, new) else without_unasked
-    old, new = on_both(change, old, new)
+    if say_what_is_read(old, new):
+        old, new = as_read(old, new), as_read(new, old, lacks_last=True)
+    else:
+        old, new = on_both(without_unasked, old, new)
     return on_both(said_once, old, new)
 
 
@@ -115,12 +117,13 @@ def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
     return bool(some) and len(some) < len(ids) and ids[-len(some) :] == some
 
 
-def as_read(case: Case, other: Case) -> Case:
+def as_read(case: Case, other: Case, lacks_last: bool = False) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
-    logits, or read what a draft guessed: so do its rows, then."""
+    logits, or read what a draft guessed: so do its rows, then.   lacks_last: whether the other side
+    may have left one out; an engine does not."""
     known = {prompt_of(row) for row in other.rows}
-    cut = {prompt_of(row) for row in other.rows if not is_whole_text(row)}
+    cut = {prompt_of(row) for row in other.rows if lacks_last and not is_whole_text(row)}
     return replace(case, rows=tuple(read_as(row, known, cut) for row in case.rows))
 
 

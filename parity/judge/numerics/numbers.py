@@ -62,7 +62,7 @@ def gap_in_nats(old: float, new: float) -> float:
     size = max(abs(old), abs(new))
     if max(old, new) <= 0:
         return apart
-    if size < 1:
+    if size <= 1:
         return apart if equal(old, new) else gap_of_probabilities(old, new)
     if min(old, new) <= 1:
         return apart

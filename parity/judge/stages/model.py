@@ -14,7 +14,8 @@ DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
 OF_WEIGHTS = ("dtype", "quantization")  # where these differ, so do the weights
 # Of the weights in memory, and on disk: the first that both sides have is compared.
 FINGERPRINTS = ("weights", "tensors", "files")
-OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes its tables by itself
+# vLLM chooses its own attention, and makes its tables by itself; older goldens have no config.
+SEEN_ON_BOTH = ("attention", "buffers", "config")
 
 
 def model_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -24,14 +25,15 @@ def model_differences(old: Row, new: Row) -> Iterator[Difference]:
     names = list(DECLARED)
     if all(model.get(name) == new_model.get(name) for name in OF_WEIGHTS):
         names += [name for name in FINGERPRINTS if name in both][:1]
+    names.append("config")
     for name in names:
-        if name in OF_HF and name not in both:
+        if name in SEEN_ON_BOTH and name not in both:
             continue
         before = model.get(name)
         after = new_model.get(name)
         if before != after:
             told = weights_words(before, model), weights_words(after, new_model)
-            words = told if name in FINGERPRINTS else None
+            words = told if name in (*FINGERPRINTS, "config") else None
             yield Difference("model", name, before, after, words=words)
 
 

@@ -195,8 +195,10 @@ def ungrouped(parsed: Any) -> Any:
 def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose
     first row alone has it to itself: it stands for the rows after it, too, whatever their own seeds
-    are on the other side."""
+    are on the other side. An engine's samples of a prompt have seeds one behind the other, so that
+    those of n begin at n times the process's."""
     known: tuple[set[int], set[int]] = set(), set()
+    copies = Counter(prompt_of(old) for old, _ in pairs)
     for number, (old, new) in enumerate(pairs):
         if not (old.get("sampling") and new.get("sampling")):
             continue
@@ -210,19 +212,20 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
             continue
         if "script" in (seed_source(old), seed_source(new)):
             continue  # it says nothing of the call
-        if not is_same_seed(old, new, known):
+        if not is_same_seed(old, new, known, copies[prompt_of(old)]):
             before = min(mine, default=None)
             after = min(theirs, default=None)
             yield Difference("sampling", "seed", before, after, number)
 
 
-def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
-    """known: seeds of the rows so far, old and new."""
+def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]], copies: int) -> bool:
+    """known: seeds of the rows so far, old and new.   copies: rows of this prompt."""
     mine = seeds_of(old)
     theirs = seeds_of(new)
     of_process = [seed_source(row) == "process" for row in (old, new)]
     if of_process == [True, False]:
         theirs = known[1]
+        mine = mine | {seed * copies for seed in mine}
     elif of_process == [False, True]:
         mine = known[0]
     return bool(mine & theirs)

@@ -116,6 +116,22 @@ def tensor_bytes(tensor: Any) -> bytes:
     return f" {tensor.dtype} {tuple(tensor.shape)}".encode() + values
 
 
+# Of a config.json: who wrote it and how, and what the call decides.
+OF_NO_MODEL = {"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+
+
+@functools.lru_cache(maxsize=16)
+def config_on_disk(path: str) -> str | None:
+    """A fingerprint of what a checkpoint's config.json says of its model: equal weights may be run
+    otherwise."""
+    file = Path(path, "config.json")
+    if not file.is_file():
+        return None
+    said = json.loads(file.read_text(encoding="utf-8"))
+    kept = {name: said[name] for name in said.keys() - OF_NO_MODEL}
+    return fingerprint([json.dumps(kept, sort_keys=True).encode()])
+
+
 def note_folder(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
@@ -161,6 +177,7 @@ def vllm_model(config: Any) -> Fields:
         "quantization": config.quantization,
         "files": weights_on_disk(str(config.model)),
         "tensors": tensors_on_disk(str(config.model)),
+        "config": config_on_disk(str(config.model)),
         "path": shown_path(str(config.model)),
         "backend": "vllm",
     }
@@ -181,6 +198,7 @@ def transformers_model(model: Any) -> Fields:
         "weights": None if quantization else weights_in_memory(model),
         "files": weights_on_disk(path),
         "tensors": tensors_on_disk(path),
+        "config": config_on_disk(path),
         "path": shown_path(path),
         "backend": "hf",
     }

@@ -893,6 +893,14 @@ def test_an_id_more_behind_what_is_scored_is_seen_where_the_old_code_left_none_o
     assert (new.rows[0]["prompt_ids"] == [1, 2, 3]) is is_seen
 
 
+def test_an_id_that_the_new_code_does_not_score_any_more_is_seen() -> None:
+    """As where the end of a turn is left out: what the old code reads last is read by an engine, too."""
+    read = {"prompt_ids": [1, 2, 3], "output_ids": [], "scored": True, "request": {"response": 2}}
+    less = {"prompt_ids": [1, 2], "output_ids": [], "scored": True, "request": {"response": 1}}
+    old, new = of_one_kind(*(Case("s", "c", rows=(one,)) for one in (read, less)))
+    assert (old.rows[0]["prompt_ids"], new.rows[0]["prompt_ids"]) == ([1, 2, 3], [1, 2])
+
+
 def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() -> None:
     assert why_not_greedy({"loop": CHOSEN}) and not why_not_greedy({"loop": LIKELIEST})
     assert not why_not_greedy({"loop": CHOSEN, "sampling": {"repetition_penalty": {"value": 1.3}}}), (

@@ -95,3 +95,11 @@ def test_a_value_may_hold_special_tokens_or_an_answer_that_is_cut_on_one_side_on
 def test_what_cuts_an_answer_is_not_known_where_no_stop_stands_there() -> None:
     only = row(output_ids=ENDS_WITH_E, text="de")
     assert str(caused(only, only, "d", "de")) == "value; likely"
+
+
+@pytest.mark.parametrize(("dtype", "certainty"), [("bfloat16", "likely"), ("float32", "confirmed")])
+def test_a_choice_by_numbers_may_be_moved_by_rounding(dtype: str, certainty: str) -> None:
+    """Two labels are as likely: which one is said hangs on the last bit of their log-probabilities."""
+    read = row(output_ids=[], scored=True, model={"dtype": dtype})
+    value = {"choice": "C", "probabilities": [0.3, 0.3, 0.4]}
+    assert str(caused(read, read, value, {**value, "choice": "D"})) == f"value; {certainty}"

@@ -119,7 +119,8 @@ def test_samples_that_are_not_drawn_any_more_are_seen(old: list[list[int]], new:
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        ([0.5, "a"], [1.0, "a"], 0.5),
+        ([-0.5, "a"], [-1.0, "a"], 0.5),
+        ([0.59], [1.0], pytest.approx(2.57, abs=0.01)),  # of a probability that became certain, too
         ([0.004], [0.005], pytest.approx(0.224, abs=1e-3)),  # of a small number, a part of it
         ([0.922], [0.77], pytest.approx(1.16, abs=0.01)),  # of a probability, what its logit moved by
         ([100.0], [101.0], pytest.approx(0.00995, abs=1e-5)),  # of a perplexity, too

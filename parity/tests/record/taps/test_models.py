@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from parity.record.taps.models import tensors_on_disk, weights_on_disk
+from parity.record.taps.models import config_on_disk, tensors_on_disk, weights_on_disk
 
 
 def checkpoint(folder: Path, tensors: Mapping[str, Any], name: str = "model.safetensors") -> str:
@@ -63,3 +64,23 @@ def test_tensors_on_disk_of_what_is_no_checkpoint_is_none(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes(b"no such file")
     assert tensors_on_disk(str(tmp_path)) is None
     assert tensors_on_disk("acme/a-hub-name") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "is_same"),
+    [
+        ({"rope_theta": 100.0, "transformers_version": "5.24.0", "dtype": "float32"}, True),
+        ({"rope_theta": 10000.0}, False),
+        ({"rope_theta": 100.0, "rms_norm_eps": 0.01}, False),
+    ],
+)
+def test_config_on_disk_is_what_the_file_says_of_the_model(
+    tmp_path: Path, said: dict[str, Any], is_same: bool
+) -> None:
+    found = []
+    for name, config in (("old", {"rope_theta": 100.0, "torch_dtype": "bfloat16"}), ("new", said)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        found.append(config_on_disk(str(tmp_path / name)))
+    assert (found[0] == found[1]) is is_same
+    assert config_on_disk(str(tmp_path / "gone")) is None
