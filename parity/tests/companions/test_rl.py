@@ -16,6 +16,7 @@ from parity.companions.rl import (
     Episode,
     clipped_loss,
     clipped_tokens,
+    continuation_ids,
     group_advantages,
     importance_ratio,
     rollout_weights,
@@ -122,6 +123,13 @@ def test_episode_goes_on_with_the_sampled_ids(shared: Load) -> None:
     assert sum(whole.sampled) == first.completion_tokens + second.completion_tokens
     assert [value for value, own in zip(whole.logprobs, whole.sampled) if own] == [*known(first), *known(second)]
     assert [i for i, own in zip(whole.token_ids, whole.sampled) if own] == [*first.token_ids, *second.token_ids]
+
+
+def test_what_stands_behind_an_answer_begins_with_no_bos(shared: Load) -> None:
+    engine = shared(ROOT / "golden/models/random-llama", "hf", max_model_len=512)
+    bos = engine.tokenizer.bos_token_id
+    assert engine.tokenizer("a")["input_ids"][0] == bos
+    assert continuation_ids(engine, [{"role": "user", "content": "Go on."}])[0] != bos
 
 
 def test_episode_of_an_answer_that_was_cut_closes_it(shared: Load) -> None:
