@@ -52,6 +52,7 @@ from parity.judge.replay import ALONE, UNCACHED
 from parity.judge.row import (
     Pairs,
     Row,
+    adapters_in,
     are_prefixes,
     decodes_of,
     entry,
@@ -688,7 +689,9 @@ def may_be_chosen_by_numbers(comparison: Comparison) -> bool:
 
 
 def is_seen_alike(old: Row, new: Row) -> bool:
-    """Whether prompt and text of a row were seen on both sides, and are the same."""
+    """Whether prompt, text and adapter of a row were seen on both sides, and are the same."""
+    if bool(adapters_in(old)) != bool(adapters_in(new)):
+        return False  # vLLM's folder is not held against weights that went through transformers
     texts = old.get("text"), new.get("text")
     has_same_text = None not in texts and texts[0] == texts[1]
     is_scored = old.get("scored") and new.get("scored")

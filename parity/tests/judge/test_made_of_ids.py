@@ -103,3 +103,13 @@ def test_a_choice_by_numbers_may_be_moved_by_rounding(dtype: str, certainty: str
     read = row(output_ids=[], scored=True, model={"dtype": dtype})
     value = {"choice": "C", "probabilities": [0.3, 0.3, 0.4]}
     assert str(caused(read, read, value, {**value, "choice": "D"})) == f"value; {certainty}"
+
+
+@pytest.mark.parametrize(("prints", "certainty"), [(["f5"], "confirmed"), ([], "likely")])
+def test_a_value_is_not_sure_where_the_adapters_cannot_be_compared(prints: list[str], certainty: str) -> None:
+    """hf sees an adapter's weights, vLLM its folder."""
+    read = {"output_ids": [], "scored": True}
+    old = row(**read, inputs={"keys": [], "adapters": ["f5"]})
+    new = row(**read, inputs={"keys": [], "adapters": prints}, request={"adapter": "acme/one"})
+    found = inquiry_of(case(old, value=[-1.0]), case(new, value=[-2.0]), (), tools=TOOLS)
+    assert str(cause_of(found)) == f"value; {certainty}"
