@@ -749,7 +749,7 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
     ),
     SiteMutation(
         "raw text returned",
-        ("value",),
+        ("decode",),
         ("probe/plain", "probe/ragged"),
         results=text_of(lambda r: r.raw_text),
     ),
