@@ -372,3 +372,11 @@ def test_draft_of_a_config_whose_field_has_no_option_says_so() -> None:
     code = CHANGED.replace("FIELD", "num_beams = budget") + decoded("inputs.input_ids.shape[1]")
     draft = body(PROMPT + code, IMPORT, "question, budget=9", question="x")
     assert ["may hold num_beams" in todo.text for todo in draft.todos] == [True]
+
+
+def test_a_keyword_that_is_called_as_what_became_the_engine_stays() -> None:
+    """It was `words.update(engine.tokenizer=engine.tokenizer)`."""
+    code = PROMPT + "words = {'max_new_tokens': 5}\nif stop:\n    words.update(stop_strings=stop, tok=tok)\n"
+    code += "out = model.generate(**inputs, **words)" + decoded("inputs.input_ids.shape[1]")
+    draft = body(code, parameters="question, stop=None", question="x", stop=None)
+    assert draft.is_moved and "words.update(stop_strings=stop, tok=engine.tokenizer)" in draft.code
