@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -750,10 +751,11 @@ class Calls(Expressions):
         engine: cst.BaseExpression,
         scope: Scope,
     ) -> Options:
+        unmasked = self.unmasked_words(said, scope)
         said = self.plain_generate(said, scope)
         is_free = not self.is_checkpoint_known
-        told = run_time.told_words(said)
-        settings = parse(self.word("checkpoint_settings") + "({e}" + told + ")", e=engine)
+        words = run_time.said_words({**unmasked, **said})
+        settings = parse(self.word("checkpoint_settings") + "({e}" + words + ")", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
             return self.named_options(said, requests, settings if is_free else None, scope)
@@ -765,8 +767,8 @@ class Calls(Expressions):
             )
         function = self.word("generation_options")
         if is_free:
-            text = display_text({"**settings": settings, **said})
-            return self.run_time_options(cst.parse_expression(f"{function}(**{text})"))
+            text = f"{function}(**{code_of(settings)})"
+            return self.run_time_options(cst.parse_expression(text))
         call = cst.parse_expression(function + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
@@ -776,6 +778,19 @@ class Calls(Expressions):
             )
             self.ask.choose(Decision("inherited", question, ("keep",)))
         return self.run_time_options(call)
+
+    def unmasked_words(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """Of a call without a mask: that it has none, and what it pads with. generate then hides
+        the pad token in its prompt."""
+        if said.pop("attention_mask", None) is None:
+            return {}
+        words: dict[str, cst.BaseExpression] = {"attention_mask": literal(None)}
+        if "pad_token_id" in said:
+            with contextlib.suppress(Unsure):  # of the model: the checkpoint's own is asked
+                words["pad_token_id"] = self.plain_node(said["pad_token_id"], scope)
+        return words
 
     def named_options(
         self,
@@ -787,7 +802,8 @@ class Calls(Expressions):
         """Options of a call that names its keywords.   settings: what the checkpoint says, where
         run time decides which one it is."""
         name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
-        builder = GenerateOptions(said, self.seen, self.ask, name or settings)
+        optional = {one for one in self.parameters(scope) if self.may_be_none(one, scope)}
+        builder = GenerateOptions(said, self.seen, self.ask, name or settings, optional)
         options = builder.build(requests.count)
         if name is not None and settings is not None:
             target = f"{name.value} = " if builder.is_read else ""
@@ -884,6 +900,9 @@ class Calls(Expressions):
             fields = parse(text, fields=fields, config=node)
         return {f"**{code_of(node)}": fields}
 
+    def parameters(self, scope: Scope) -> set[str]:
+        raise NotImplementedError
+
     def may_be_none(self, name: str, scope: Scope) -> bool:
         raise NotImplementedError
 
@@ -893,8 +912,11 @@ class Calls(Expressions):
         """The requests of a call of generate, and its other keywords."""
         said = self.all_words(node, ("inputs", "generation_config"), scope)
         given = [said.pop(name) for name in ("input_ids", "inputs") if name in said]
+        is_unmasked = constant(said.get("attention_mask", literal(None))) is None
         for name in BESIDE_IDS:
             said.pop(name, None)
+        if is_unmasked:
+            said["attention_mask"] = literal(None)
         requests = self.translate(given[0], scope) if given else None
         if requests is None or requests.role not in ("inputs", "ids"):
             raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
@@ -928,7 +950,7 @@ class Calls(Expressions):
         if isinstance(node, cst.Dict):
             return self.dict_words(node, scope)
         if self.translate(node, scope).role in ("inputs", "ids"):
-            return {"input_ids": node}
+            return {"input_ids": node, "attention_mask": node}
         return self.settings_of(node, scope)
 
     def dict_words(self, node: cst.Dict, scope: Scope) -> dict[str, cst.BaseExpression]:
@@ -948,7 +970,7 @@ class Calls(Expressions):
         if len(kept) < 2 or not any(name.startswith("**") for name in kept):
             return found
         given = {name: found[name] for name in found.keys() - kept.keys()}
-        text = display_text(kept)  # at run time a later word of it is the one that counts
+        text = run_time.display_text(kept)  # at run time a later word of it is the one that counts
         return {**given, f"**{text}": cst.parse_expression(text)}
 
     def add_seed(self, options: Options, scope: Scope) -> None:
@@ -1333,19 +1355,10 @@ def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -
     return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
 
 
-def display_text(said: dict[str, cst.BaseExpression]) -> str:
-    """A dict display of keywords and of mappings, whose names begin with `**`."""
-    words = [
-        f"**{code_of(node)}" if name.startswith("**") else f'"{name}": {code_of(node)}'
-        for name, node in said.items()
-    ]
-    return f"{{{', '.join(words)}}}"
-
-
 def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
     """Arguments of a call; one mapping where a word is said again, which is later in it."""
     if len(said) > 1 and any(".to_diff_dict()" in code_of(said[star]) for star in stars):
-        return f"(**{display_text(said)})"
+        return f"(**{run_time.display_text(said)})"
     words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
     return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 
