@@ -23,7 +23,9 @@ from parity.draft.loads import (
 )
 from parity.draft.observed import SCORED, Observed
 from parity.draft.roles import (
+    EVERY_TEXT,
     PLACES,
+    Demote,
     Unsure,
     Value,
     assignment,
@@ -462,12 +464,21 @@ class Calls(Expressions):
         messages = said.get("messages", said.get("conversation"))
         if messages is None:
             raise Unsure(f"`{code_of(node)}`", "its messages are not seen")
-        chat_node = self.plain_node(messages, scope)
-        if code_of(messages) in self.copied:
-            chat_node = parse("list({n})", n=chat_node)
         is_padded = constant(said.get("padding", literal(False))) is not False
         many = is_padded and self.are_several(messages, scope)
         many = many or self.depths.of(messages, scope.function) == CHATS
+        tokenizes = said.get("tokenize")
+        default = base.kind != "processor"  # a processor's default is a text
+        is_text = constant(tokenizes) is False or (tokenizes is None and not default)
+        old = self.old_call(base, node, scope)
+        if is_text and EVERY_TEXT in self.demoted:
+            if old is None:
+                what = "a rendered prompt is used as text"
+                raise Unsure(what, "no model is loaded from the same checkpoint here")
+            return plain(old, "list" if many else "text")
+        chat_node = self.plain_node(messages, scope)
+        if code_of(messages) in self.copied:
+            chat_node = parse("list({n})", n=chat_node)
         fields = {"messages": cst.Name("chat") if many else chat_node}
         fields |= self.request_words(said, scope)
         chat = self.chat_options(said, base, scope)
@@ -478,10 +489,6 @@ class Calls(Expressions):
         request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
         if is_silent and scope.is_inline:
             self.sources.append(f"enable_thinking: {THINKS}")
-        tokenizes = said.get("tokenize")
-        default = base.kind != "processor"  # a processor's default is a text
-        is_text = constant(tokenizes) is False or (tokenizes is None and not default)
-        old = self.old_call(base, node, scope)
         if many:
             requests = parse("[{request} for chat in {chats}]", request=request, chats=chat_node)
         else:
@@ -557,7 +564,7 @@ class Calls(Expressions):
         if text is None:
             raise Unsure(f"`{code_of(node)}`", "its text is not seen")
         value = self.translate(text, scope)
-        requests = self.requests_of(value, text, said, scope)
+        requests = self.requests_of(value, text, said, base, scope)
         images = said.get("images")
         if images is not None and constant(images) is not None:
             return self.with_images(requests, images, base, scope)
@@ -584,29 +591,53 @@ class Calls(Expressions):
         value: Value,
         text: cst.BaseExpression,
         said: dict[str, cst.BaseExpression],
+        base: Value,
         scope: Scope,
     ) -> Value:
         """The list of requests that a tokenizer makes of what it is given."""
-        adds = constant(said.get("add_special_tokens")) is not False
+        special = said.get("add_special_tokens")
+        adds = constant(special) is not False
         if value.role == "request" and value.node is not None:
-            if adds and self.keeps_double_bos(value):
-                return self.raw_requests(self.as_text(value), False, adds)
+            if adds and self.keeps_double_bos():
+                return self.raw_requests(self.as_text(value), False, None, scope)
             return Value(
                 cst.List([cst.Element(value.node)]),
                 "inputs",
                 is_single=True,
                 old=value.old,
-                count=None if value.old is None else self.count_of(value.old, adds),
+                count=None if value.old is None else self.count_of(value.old, special),
             )
         if value.role == "request_list" and value.node is not None:
-            if adds and self.keeps_double_bos(value):
-                return self.raw_requests(self.as_text(value), True, adds)
+            if adds and self.keeps_double_bos():
+                return self.raw_requests(self.as_text(value), True, None, scope)
             return Value(value.node, "inputs", is_single=value.is_single)
         node = self.as_plain(value, text, scope)
-        return self.raw_requests(node, self.is_list(value, text, said), adds)
+        is_list = self.is_list(value, text, said)
+        if special is None or constant(special) is True:
+            special = None
+        elif self.is_checkpoint_known and not self.seen.adds_special_tokens():
+            special = None  # there are none
+        if special is not None:
+            special = self.plain_node(special, scope)
+        made = self.raw_requests(node, is_list, self.ids_of(base, special), scope)
+        return replace(made, count=made.count and self.count_of(node, special))
 
-    def keeps_double_bos(self, value: Value) -> bool:
-        """Whether rendered text is tokenized as a raw prompt, with a second BOS."""
+    def ids_of(self, base: Value, special: cst.BaseExpression | None) -> str | None:
+        """Code that tokenizes `{n}` as a call does that says add_special_tokens; None where it adds
+        them, as the engine does to a "prompt"."""
+        if special is None:
+            return None
+        owner = base if base.details.get("bare") else replace(base, kind="tokenizer")
+        tokenizer = code_of(self.tokenizer_node(owner))
+        return f'{tokenizer}({{n}}, add_special_tokens={code_of(special)})["input_ids"]'
+
+    def keeps_double_bos(self) -> bool:
+        """Whether rendered text is tokenized as a raw prompt, with the tokenizer's special tokens.
+
+        Raises Demote where run time decides the checkpoint: whether its tokenizer adds a second BOS
+        no golden shows, so that rendered prompts stay the texts that they were."""
+        if not self.is_checkpoint_known:
+            raise Demote(EVERY_TEXT)
         if not self.seen.has_double_bos():
             return False
         question = (
@@ -615,24 +646,33 @@ class Calls(Expressions):
         )
         return self.ask.choose(Decision("double_bos", question, ("keep", "one"))) == "keep"
 
-    def raw_requests(self, node: cst.BaseExpression, is_list: bool, adds: bool) -> Value:
-        """Requests of text that is no chat."""
-        if not adds and self.seen.adds_special_tokens():
-            what = f"`{code_of(node)}` is tokenized without special tokens"
-            raise Unsure(what, 'a "prompt" gets them', 'give "prompt_token_ids"')
+    def raw_requests(
+        self, node: cst.BaseExpression, is_list: bool, ids: str | None, scope: Scope
+    ) -> Value:
+        """Requests of text that is no chat.   ids: what tokenizes `{n}`, where the engine's own way
+        is another."""
         if is_list:
-            return Value(
-                parse('[{"prompt": prompt} for prompt in {node}]', node=node),
-                "inputs",
-            )
+            if isinstance(node, cst.Name) and self.may_be_text(node.value, scope):
+                node = parse("([{n}] if isinstance({n}, str) else {n})", n=node)
+            request = raw_request(cst.Name("prompt"), ids)
+            made = parse("[{request} for prompt in {node}]", request=request, node=node)
+            return Value(made, "inputs")
         is_named = isinstance(node, (cst.Name, cst.Attribute))
-        count = self.count_of(node, adds) if is_named else None
-        request = parse('[{"prompt": {node}}]', node=node)
+        count = self.count_of(node, None) if is_named else None
+        request = cst.List([cst.Element(raw_request(node, ids))])
         return Value(request, "inputs", is_single=True, count=count)
 
-    def count_of(self, text: cst.BaseExpression, adds: bool) -> cst.BaseExpression | None:
-        """How many tokens a text has."""
-        words = "" if adds else ", add_special_tokens=False"
+    def may_be_text(self, name: str, scope: Scope) -> bool:
+        """Whether a variable that is taken for a list of texts may be one text, too, as tokenizers
+        and vLLM take them: a parameter of which nothing says more."""
+        value = scope.find(name)
+        return name in self.parameters(scope) and (value is None or not value.kind)
+
+    def count_of(
+        self, text: cst.BaseExpression, special: cst.BaseExpression | None
+    ) -> cst.BaseExpression | None:
+        """How many tokens a text has.   special: what the old code says of add_special_tokens."""
+        words = "" if special is None else f", add_special_tokens={code_of(special)}"
         engine = self.current_engine()
         if engine is None:
             return None
@@ -1180,17 +1220,13 @@ class Calls(Expressions):
 
     def vllm_prompts(self, given: cst.BaseExpression, scope: Scope) -> cst.BaseExpression:
         value = self.translate(given, scope)
-        adds = literal(True)
-        if value.role == "request" and value.node is not None and not self.keeps_double_bos(value):
-            return cst.List([cst.Element(value.node)])
-        if (
-            value.role == "request_list"
-            and value.node is not None
-            and not self.keeps_double_bos(value)
-        ):
-            return value.node
+        is_rendered = value.role in ("request", "request_list")
+        if is_rendered and value.node is not None and not self.keeps_double_bos():
+            is_one = value.role == "request"
+            return cst.List([cst.Element(value.node)]) if is_one else value.node
         node = self.as_plain(value, given, scope)
-        made = self.raw_requests(node, self.is_list(value, given, {"padding": adds}), True).node
+        is_list = self.is_list(value, given, {"padding": literal(True)})
+        made = self.raw_requests(node, is_list, None, scope).node
         assert made is not None
         return made
 
@@ -1290,6 +1326,8 @@ class Calls(Expressions):
         """The requests of a pipeline's call, as what it returns of them."""
         value = self.translate(given, scope)
         if value.role == "request" and value.node is not None:
+            if not self.is_checkpoint_known:
+                raise Demote(EVERY_TEXT)
             return one_output(value.node, value.old if returns_prompt else None)
         node = self.as_plain(value, given, scope)
         if self.holds_messages(given, value, scope):
@@ -1333,6 +1371,13 @@ def image_words(images: cst.BaseExpression, processor: Value) -> list[str]:
     details = processor.details
     vlm = {name: details[name] for name in ("min_pixels", "max_pixels") if name in details}
     return [f'"images": {code_of(images)}', *([f'"vlm": {code_of(mapping(vlm))}'] if vlm else [])]
+
+
+def raw_request(text: cst.BaseExpression, ids: str | None) -> cst.BaseExpression:
+    """A request of text that is no chat.   ids: as `raw_requests` has it."""
+    if ids is None:
+        return parse('{"prompt": {n}}', n=text)
+    return parse(f'{{"prompt_token_ids": {ids}}}', n=text)
 
 
 def chat_request(

@@ -542,6 +542,84 @@ def test_an_end_whose_text_the_old_code_kept_is_refused(tmp_path: Path) -> None:
         run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special())
 
 
+TURNS = '[{"role": "user", "content": question}]'
+RENDERED = f"text = tok.apply_chat_template({TURNS}, tokenize=False, add_generation_prompt=True)\n"
+PROMPTED = {"prompt": "<Why?>"}
+IDS_OF = 'return_tensors="pt"'
+BARE = IDS_OF + ", add_special_tokens=False"
+CHATTED = {"messages": [{"role": "user", "content": "Why?"}], "chat": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        (f"{RENDERED}inputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"{RENDERED}inputs = tok([text], {IDS_OF}).to(model.device)", PROMPTED),
+        (f"{RENDERED}inputs = tok(text + question, {IDS_OF})", {"prompt": "<Why?>Why?"}),
+        (f"inputs = tok([render(tok, q) for q in [question]], {IDS_OF}, padding=True)", PROMPTED),
+        (f"text = render(tok, question)\ninputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"texts = [render(tok, question)]\nfor text in texts:\n    inputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"{RENDERED}inputs = tok(text, {BARE})", CHATTED),
+        (f"inputs = tok.apply_chat_template({TURNS}, add_generation_prompt=True, {IDS_OF}, return_dict=True)", CHATTED),
+        (f"inputs = tok(question, {IDS_OF})", {"prompt": "Why?"}),
+        (f"inputs = tok(question, {BARE})", {"prompt_token_ids": [0, 1, 2, 3]}),
+        (f"inputs = tok([question], {BARE})", {"prompt_token_ids": [0, 1, 2, 3]}),
+        (f"inputs = tok(question, {IDS_OF}, add_special_tokens=True)", {"prompt": "Why?"}),
+        (f"inputs = tok(question, {IDS_OF}, add_special_tokens=adds)", {"prompt_token_ids": [0, 1, 2, 3, 9]}),
+        (f"{RENDERED}inputs = tok(text + '!', {BARE})", {"prompt_token_ids": list(range(7))}),
+    ],
+)
+def test_special_tokens_of_a_prompt_are_those_that_the_source_asks_for(code: str, request_: dict[str, Any]) -> None:
+    """Goldens of a checkpoint that adds none do not show them."""
+    recorded = SimpleNamespace(eos_ids=(6,), special_tokens={6: ""}, dtype=None, template_owner=None)
+    recorded.tokenizer = lambda text, **_: {"input_ids": [5]}
+    source = FREE.replace("question", "question, adds=True") + textwrap.indent(code, "    ") + ASKED
+    source += "\n\ndef render(tok, question):\n    " + RENDERED.replace("text =", "return")
+    draft = draft_of(source, replace(seen(question="x"), checkpoint=recorded))
+    _, engine = run(draft, "answer", "m", "Why?", tokenizer=Adding(range(9)), ends=())
+    assert engine.calls[0][0] == [request_]
+
+
+ASKED = """
+    out = model.generate(**inputs, do_sample=False, max_new_tokens=5)
+    return tok.batch_decode(out[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+class Adding(Special):
+    """Puts 9 behind a text, unless it is told not to."""
+
+    def __call__(self, text: str, **said: Any) -> dict[str, list[int]]:
+        return {"input_ids": [*range(len(text)), *[9] * (said.get("add_special_tokens") is not False)]}
+
+
+def test_rendered_text_of_vllm_is_a_prompt_where_run_time_decides_the_checkpoint() -> None:
+    source = f"""
+from transformers import AutoTokenizer
+from vllm import LLM, SamplingParams
+
+def answer(path, question):
+    llm = LLM(path)
+    tok = llm.get_tokenizer()
+    {RENDERED}
+    return llm.generate([text], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
+"""
+    _, engine = run(draft_of(source, seen(question="x")), "answer", "m", "Why?")
+    assert engine.calls[0][0] == [PROMPTED]
+
+
+@pytest.mark.parametrize("given", ["Why?", ["Why?"], ("Why?",)])
+@pytest.mark.parametrize("reads", [f"inputs = tok(question, {IDS_OF}, padding=True){ASKED}", "vllm"])
+def test_one_text_in_place_of_a_list_of_texts_is_one_prompt(reads: str, given: Any) -> None:
+    """It was asked letter by letter."""
+    source = FREE + "    " + reads
+    if reads == "vllm":
+        source = "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path)\n"
+        source += "    return llm.generate(question, SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text\n"
+    _, engine = run(draft_of(source, seen(question=["x", "y"])), "answer", "m", given)
+    assert engine.calls[0][0] == [{"prompt": "Why?"}]
+
+
 class Thinks(Tokenizer):
     """By itself, and not if it is told not to."""
 
