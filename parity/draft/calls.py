@@ -651,6 +651,10 @@ class Calls(Expressions):
     ) -> Value:
         """Requests of text that is no chat.   ids: what tokenizes `{n}`, where the engine's own way
         is another."""
+        if isinstance(node, cst.List) and len(node.elements) == 1:
+            [element] = node.elements
+            if isinstance(element, cst.Element):
+                node, is_list = element.value, False
         if is_list:
             if isinstance(node, cst.Name) and self.may_be_text(node.value, scope):
                 node = parse("([{n}] if isinstance({n}, str) else {n})", n=node)

@@ -593,6 +593,13 @@ class Adding(Special):
         return {"input_ids": [*range(len(text)), *[9] * (said.get("add_special_tokens") is not False)]}
 
 
+def test_a_list_of_one_text_is_one_row_of_which_tokens_are_counted() -> None:
+    code = f"    {RENDERED}    inputs = tok([text], {IDS_OF})\n    out = model.generate(**inputs)\n"
+    code += "    ids = out[0][len(inputs.input_ids[0]):].tolist()\n    return len(ids)\n"
+    value, engine = run(draft_of(FREE + code, seen(question="x")), "answer", "m", "Why?")
+    assert (value, engine.calls[0][0]) == (2, [PROMPTED])
+
+
 def test_rendered_text_of_vllm_is_a_prompt_where_run_time_decides_the_checkpoint() -> None:
     source = f"""
 from transformers import AutoTokenizer
