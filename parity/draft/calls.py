@@ -619,8 +619,7 @@ class Calls(Expressions):
             special = None  # there are none
         if special is not None:
             special = self.plain_node(special, scope)
-        made = self.raw_requests(node, is_list, self.ids_of(base, special), scope)
-        return replace(made, count=made.count and self.count_of(node, special))
+        return self.raw_requests(node, is_list, self.ids_of(base, special), scope)
 
     def ids_of(self, base: Value, special: cst.BaseExpression | None) -> str | None:
         """Code that tokenizes `{n}` as a call does that says add_special_tokens; None where it adds
@@ -661,8 +660,9 @@ class Calls(Expressions):
             request = raw_request(cst.Name("prompt"), ids)
             made = parse("[{request} for prompt in {node}]", request=request, node=node)
             return Value(made, "inputs")
-        is_named = isinstance(node, (cst.Name, cst.Attribute))
-        count = self.count_of(node, None) if is_named else None
+        count = None
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            count = parse(f"len({ids})", n=node) if ids else self.count_of(node, None)
         request = cst.List([cst.Element(raw_request(node, ids))])
         return Value(request, "inputs", is_single=True, count=count)
 

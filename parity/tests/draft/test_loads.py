@@ -600,6 +600,16 @@ def test_a_list_of_one_text_is_one_row_of_which_tokens_are_counted() -> None:
     assert (value, engine.calls[0][0]) == (2, [PROMPTED])
 
 
+@pytest.mark.parametrize(("words", "count"), [(IDS_OF, 5), (BARE, 4), (f"{IDS_OF}, add_special_tokens=adds", 5)])
+@pytest.mark.parametrize("text", ["question", "[question]"])
+def test_max_length_counts_the_prompt_with_the_special_tokens_that_it_has(text: str, words: str, count: int) -> None:
+    code = f"    inputs = tok({text}, {words})\n    out = model.generate(**inputs, max_length=20)\n"
+    code += "    return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)\n"
+    draft = draft_of(FREE.replace("question", "question, adds=True") + code, seen(question="x"))
+    _, engine = run(draft, "answer", "m", "Why?", tokenizer=Adding(range(9)))
+    assert engine.calls[0][1]["max_new_tokens"] == 20 - count
+
+
 def test_rendered_text_of_vllm_is_a_prompt_where_run_time_decides_the_checkpoint() -> None:
     source = f"""
 from transformers import AutoTokenizer
