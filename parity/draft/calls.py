@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from parity.draft.loads import (
 )
 from parity.draft.observed import SCORED, Observed
 from parity.draft.roles import (
+    EVERY_TEXT,
     PLACES,
+    Demote,
     Unsure,
     Value,
     assignment,
@@ -461,12 +464,21 @@ class Calls(Expressions):
         messages = said.get("messages", said.get("conversation"))
         if messages is None:
             raise Unsure(f"`{code_of(node)}`", "its messages are not seen")
-        chat_node = self.plain_node(messages, scope)
-        if code_of(messages) in self.copied:
-            chat_node = parse("list({n})", n=chat_node)
         is_padded = constant(said.get("padding", literal(False))) is not False
         many = is_padded and self.are_several(messages, scope)
         many = many or self.depths.of(messages, scope.function) == CHATS
+        tokenizes = said.get("tokenize")
+        default = base.kind != "processor"  # a processor's default is a text
+        is_text = constant(tokenizes) is False or (tokenizes is None and not default)
+        old = self.old_call(base, node, scope)
+        if is_text and EVERY_TEXT in self.demoted:
+            if old is None:
+                what = "a rendered prompt is used as text"
+                raise Unsure(what, "no model is loaded from the same checkpoint here")
+            return plain(old, "list" if many else "text")
+        chat_node = self.plain_node(messages, scope)
+        if code_of(messages) in self.copied:
+            chat_node = parse("list({n})", n=chat_node)
         fields = {"messages": cst.Name("chat") if many else chat_node}
         fields |= self.request_words(said, scope)
         chat = self.chat_options(said, base, scope)
@@ -477,10 +489,6 @@ class Calls(Expressions):
         request = mapping(fields, {"chat": THINKS} if is_silent and not scope.is_inline else None)
         if is_silent and scope.is_inline:
             self.sources.append(f"enable_thinking: {THINKS}")
-        tokenizes = said.get("tokenize")
-        default = base.kind != "processor"  # a processor's default is a text
-        is_text = constant(tokenizes) is False or (tokenizes is None and not default)
-        old = self.old_call(base, node, scope)
         if many:
             requests = parse("[{request} for chat in {chats}]", request=request, chats=chat_node)
         else:
@@ -556,7 +564,7 @@ class Calls(Expressions):
         if text is None:
             raise Unsure(f"`{code_of(node)}`", "its text is not seen")
         value = self.translate(text, scope)
-        requests = self.requests_of(value, text, said, scope)
+        requests = self.requests_of(value, text, said, base, scope)
         images = said.get("images")
         if images is not None and constant(images) is not None:
             return self.with_images(requests, images, base, scope)
@@ -583,29 +591,52 @@ class Calls(Expressions):
         value: Value,
         text: cst.BaseExpression,
         said: dict[str, cst.BaseExpression],
+        base: Value,
         scope: Scope,
     ) -> Value:
         """The list of requests that a tokenizer makes of what it is given."""
-        adds = constant(said.get("add_special_tokens")) is not False
+        special = said.get("add_special_tokens")
+        adds = constant(special) is not False
         if value.role == "request" and value.node is not None:
-            if adds and self.keeps_double_bos(value):
-                return self.raw_requests(self.as_text(value), False, adds)
+            if adds and self.keeps_double_bos():
+                return self.raw_requests(self.as_text(value), False, None, scope)
             return Value(
                 cst.List([cst.Element(value.node)]),
                 "inputs",
                 is_single=True,
                 old=value.old,
-                count=None if value.old is None else self.count_of(value.old, adds),
+                count=None if value.old is None else self.count_of(value.old, special),
             )
         if value.role == "request_list" and value.node is not None:
-            if adds and self.keeps_double_bos(value):
-                return self.raw_requests(self.as_text(value), True, adds)
+            if adds and self.keeps_double_bos():
+                return self.raw_requests(self.as_text(value), True, None, scope)
             return Value(value.node, "inputs", is_single=value.is_single)
         node = self.as_plain(value, text, scope)
-        return self.raw_requests(node, self.is_list(value, text, said), adds)
+        is_list = self.is_list(value, text, said)
+        if special is None or constant(special) is True:
+            special = None
+        elif self.is_checkpoint_known and not self.seen.adds_special_tokens():
+            special = None  # there are none
+        if special is not None:
+            special = self.plain_node(special, scope)
+        return self.raw_requests(node, is_list, self.ids_of(base, special), scope)
 
-    def keeps_double_bos(self, value: Value) -> bool:
-        """Whether rendered text is tokenized as a raw prompt, with a second BOS."""
+    def ids_of(self, base: Value, special: cst.BaseExpression | None) -> str | None:
+        """Code that tokenizes `{n}` as a call does that says add_special_tokens; None where it adds
+        them, as the engine does to a "prompt"."""
+        if special is None:
+            return None
+        owner = base if base.details.get("bare") else replace(base, kind="tokenizer")
+        tokenizer = code_of(self.tokenizer_node(owner))
+        return f'{tokenizer}({{n}}, add_special_tokens={code_of(special)})["input_ids"]'
+
+    def keeps_double_bos(self) -> bool:
+        """Whether rendered text is tokenized as a raw prompt, with the tokenizer's special tokens.
+
+        Raises Demote where run time decides the checkpoint: whether its tokenizer adds a second BOS
+        no golden shows, so that rendered prompts stay the texts that they were."""
+        if not self.is_checkpoint_known:
+            raise Demote(EVERY_TEXT)
         if not self.seen.has_double_bos():
             return False
         question = (
@@ -614,24 +645,38 @@ class Calls(Expressions):
         )
         return self.ask.choose(Decision("double_bos", question, ("keep", "one"))) == "keep"
 
-    def raw_requests(self, node: cst.BaseExpression, is_list: bool, adds: bool) -> Value:
-        """Requests of text that is no chat."""
-        if not adds and self.seen.adds_special_tokens():
-            what = f"`{code_of(node)}` is tokenized without special tokens"
-            raise Unsure(what, 'a "prompt" gets them', 'give "prompt_token_ids"')
+    def raw_requests(
+        self, node: cst.BaseExpression, is_list: bool, ids: str | None, scope: Scope
+    ) -> Value:
+        """Requests of text that is no chat.   ids: what tokenizes `{n}`, where the engine's own way
+        is another."""
+        if isinstance(node, cst.List) and len(node.elements) == 1:
+            [element] = node.elements
+            if isinstance(element, cst.Element):
+                node, is_list = element.value, False
         if is_list:
-            return Value(
-                parse('[{"prompt": prompt} for prompt in {node}]', node=node),
-                "inputs",
-            )
-        is_named = isinstance(node, (cst.Name, cst.Attribute))
-        count = self.count_of(node, adds) if is_named else None
-        request = parse('[{"prompt": {node}}]', node=node)
+            if isinstance(node, cst.Name) and self.may_be_text(node.value, scope):
+                node = parse("([{n}] if isinstance({n}, str) else {n})", n=node)
+            request = raw_request(cst.Name("prompt"), ids)
+            made = parse("[{request} for prompt in {node}]", request=request, node=node)
+            return Value(made, "inputs")
+        count = None
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            count = parse(f"len({ids})", n=node) if ids else self.count_of(node, None)
+        request = cst.List([cst.Element(raw_request(node, ids))])
         return Value(request, "inputs", is_single=True, count=count)
 
-    def count_of(self, text: cst.BaseExpression, adds: bool) -> cst.BaseExpression | None:
-        """How many tokens a text has."""
-        words = "" if adds else ", add_special_tokens=False"
+    def may_be_text(self, name: str, scope: Scope) -> bool:
+        """Whether a variable that is taken for a list of texts may be one text, too, as tokenizers
+        and vLLM take them: a parameter of which nothing says more."""
+        value = scope.find(name)
+        return name in self.parameters(scope) and (value is None or not value.kind)
+
+    def count_of(
+        self, text: cst.BaseExpression, special: cst.BaseExpression | None
+    ) -> cst.BaseExpression | None:
+        """How many tokens a text has.   special: what the old code says of add_special_tokens."""
+        words = "" if special is None else f", add_special_tokens={code_of(special)}"
         engine = self.current_engine()
         if engine is None:
             return None
@@ -750,10 +795,11 @@ class Calls(Expressions):
         engine: cst.BaseExpression,
         scope: Scope,
     ) -> Options:
+        unmasked = self.unmasked_words(said, scope)
         said = self.plain_generate(said, scope)
         is_free = not self.is_checkpoint_known
-        told = run_time.told_words(said)
-        settings = parse(self.word("checkpoint_settings") + "({e}" + told + ")", e=engine)
+        words = run_time.said_words({**unmasked, **said})
+        settings = parse(self.word("checkpoint_settings") + "({e}" + words + ")", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
             return self.named_options(said, requests, settings if is_free else None, scope)
@@ -765,8 +811,8 @@ class Calls(Expressions):
             )
         function = self.word("generation_options")
         if is_free:
-            text = display_text({"**settings": settings, **said})
-            return self.run_time_options(cst.parse_expression(f"{function}(**{text})"))
+            text = f"{function}(**{code_of(settings)})"
+            return self.run_time_options(cst.parse_expression(text))
         call = cst.parse_expression(function + keywords_text(said, stars))
         inherited = [f"{k}={v}" for k, v in self.seen.settings.items() if not k.endswith("_id")]
         if inherited:
@@ -776,6 +822,19 @@ class Calls(Expressions):
             )
             self.ask.choose(Decision("inherited", question, ("keep",)))
         return self.run_time_options(call)
+
+    def unmasked_words(
+        self, said: dict[str, cst.BaseExpression], scope: Scope
+    ) -> dict[str, cst.BaseExpression]:
+        """Of a call without a mask: that it has none, and what it pads with. generate then hides
+        the pad token in its prompt."""
+        if said.pop("attention_mask", None) is None:
+            return {}
+        words: dict[str, cst.BaseExpression] = {"attention_mask": literal(None)}
+        if "pad_token_id" in said:
+            with contextlib.suppress(Unsure):  # of the model: the checkpoint's own is asked
+                words["pad_token_id"] = self.plain_node(said["pad_token_id"], scope)
+        return words
 
     def named_options(
         self,
@@ -787,7 +846,8 @@ class Calls(Expressions):
         """Options of a call that names its keywords.   settings: what the checkpoint says, where
         run time decides which one it is."""
         name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
-        builder = GenerateOptions(said, self.seen, self.ask, name or settings)
+        optional = {one for one in self.parameters(scope) if self.may_be_none(one, scope)}
+        builder = GenerateOptions(said, self.seen, self.ask, name or settings, optional)
         options = builder.build(requests.count)
         if name is not None and settings is not None:
             target = f"{name.value} = " if builder.is_read else ""
@@ -884,6 +944,9 @@ class Calls(Expressions):
             fields = parse(text, fields=fields, config=node)
         return {f"**{code_of(node)}": fields}
 
+    def parameters(self, scope: Scope) -> set[str]:
+        raise NotImplementedError
+
     def may_be_none(self, name: str, scope: Scope) -> bool:
         raise NotImplementedError
 
@@ -893,8 +956,11 @@ class Calls(Expressions):
         """The requests of a call of generate, and its other keywords."""
         said = self.all_words(node, ("inputs", "generation_config"), scope)
         given = [said.pop(name) for name in ("input_ids", "inputs") if name in said]
+        is_unmasked = constant(said.get("attention_mask", literal(None))) is None
         for name in BESIDE_IDS:
             said.pop(name, None)
+        if is_unmasked:
+            said["attention_mask"] = literal(None)
         requests = self.translate(given[0], scope) if given else None
         if requests is None or requests.role not in ("inputs", "ids"):
             raise Unsure(f"`{code_of(node)}`", "where its input ids come from is not seen")
@@ -928,7 +994,7 @@ class Calls(Expressions):
         if isinstance(node, cst.Dict):
             return self.dict_words(node, scope)
         if self.translate(node, scope).role in ("inputs", "ids"):
-            return {"input_ids": node}
+            return {"input_ids": node, "attention_mask": node}
         return self.settings_of(node, scope)
 
     def dict_words(self, node: cst.Dict, scope: Scope) -> dict[str, cst.BaseExpression]:
@@ -948,7 +1014,7 @@ class Calls(Expressions):
         if len(kept) < 2 or not any(name.startswith("**") for name in kept):
             return found
         given = {name: found[name] for name in found.keys() - kept.keys()}
-        text = display_text(kept)  # at run time a later word of it is the one that counts
+        text = run_time.display_text(kept)  # at run time a later word of it is the one that counts
         return {**given, f"**{text}": cst.parse_expression(text)}
 
     def add_seed(self, options: Options, scope: Scope) -> None:
@@ -1158,17 +1224,13 @@ class Calls(Expressions):
 
     def vllm_prompts(self, given: cst.BaseExpression, scope: Scope) -> cst.BaseExpression:
         value = self.translate(given, scope)
-        adds = literal(True)
-        if value.role == "request" and value.node is not None and not self.keeps_double_bos(value):
-            return cst.List([cst.Element(value.node)])
-        if (
-            value.role == "request_list"
-            and value.node is not None
-            and not self.keeps_double_bos(value)
-        ):
-            return value.node
+        is_rendered = value.role in ("request", "request_list")
+        if is_rendered and value.node is not None and not self.keeps_double_bos():
+            is_one = value.role == "request"
+            return cst.List([cst.Element(value.node)]) if is_one else value.node
         node = self.as_plain(value, given, scope)
-        made = self.raw_requests(node, self.is_list(value, given, {"padding": adds}), True).node
+        is_list = self.is_list(value, given, {"padding": literal(True)})
+        made = self.raw_requests(node, is_list, None, scope).node
         assert made is not None
         return made
 
@@ -1268,6 +1330,8 @@ class Calls(Expressions):
         """The requests of a pipeline's call, as what it returns of them."""
         value = self.translate(given, scope)
         if value.role == "request" and value.node is not None:
+            if not self.is_checkpoint_known:
+                raise Demote(EVERY_TEXT)
             return one_output(value.node, value.old if returns_prompt else None)
         node = self.as_plain(value, given, scope)
         if self.holds_messages(given, value, scope):
@@ -1313,6 +1377,13 @@ def image_words(images: cst.BaseExpression, processor: Value) -> list[str]:
     return [f'"images": {code_of(images)}', *([f'"vlm": {code_of(mapping(vlm))}'] if vlm else [])]
 
 
+def raw_request(text: cst.BaseExpression, ids: str | None) -> cst.BaseExpression:
+    """A request of text that is no chat.   ids: as `raw_requests` has it."""
+    if ids is None:
+        return parse('{"prompt": {n}}', n=text)
+    return parse(f'{{"prompt_token_ids": {ids}}}', n=text)
+
+
 def chat_request(
     messages: cst.BaseExpression, chat: dict[str, cst.BaseExpression]
 ) -> cst.BaseExpression:
@@ -1333,19 +1404,10 @@ def one_output(request: cst.BaseExpression, prompt: cst.BaseExpression | None) -
     return Value(cst.List([cst.Element(request)]), "pipe_outputs", "text", details=details)
 
 
-def display_text(said: dict[str, cst.BaseExpression]) -> str:
-    """A dict display of keywords and of mappings, whose names begin with `**`."""
-    words = [
-        f"**{code_of(node)}" if name.startswith("**") else f'"{name}": {code_of(node)}'
-        for name, node in said.items()
-    ]
-    return f"{{{', '.join(words)}}}"
-
-
 def keywords_text(said: dict[str, cst.BaseExpression], stars: list[str]) -> str:
     """Arguments of a call; one mapping where a word is said again, which is later in it."""
     if len(said) > 1 and any(".to_diff_dict()" in code_of(said[star]) for star in stars):
-        return f"(**{display_text(said)})"
+        return f"(**{run_time.display_text(said)})"
     words = [f"{name}={code_of(node)}" for name, node in said.items() if name not in stars]
     return f"({', '.join([*words, *(f'**{code_of(said[star])}' for star in stars)])})"
 

@@ -98,18 +98,23 @@ Part = TypeVar("Part", bound=cst.CSTNode)
 
 
 class Children(cst.CSTTransformer):
-    """Replaces the outermost expressions below a node."""
+    """Replaces the outermost expressions below a node. The keyword of an argument is none."""
 
     def __init__(self, root: cst.CSTNode, change: Callable[[cst.BaseExpression], cst.CSTNode]):
         super().__init__()
         self.root = root
         self.change = change
+        self.keywords: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.Arg) and node.keyword is not None:
+            self.keywords.add(node.keyword)
         return node is self.root or not isinstance(node, cst.BaseExpression)
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
-        if original_node is self.root or not isinstance(original_node, cst.BaseExpression):
+        if original_node is self.root or original_node in self.keywords:
+            return updated_node
+        if not isinstance(original_node, cst.BaseExpression):
             return updated_node
         return self.change(original_node)
 

@@ -170,6 +170,10 @@ class Observed:
     def is_sampled(self) -> bool:
         return any(row.get("sampling", {}).get("temperature", {}).get("value") for row in self.rows)
 
+    def has_two_cuts(self) -> bool:
+        """Whether a sampled row was cut by top_p and by min_p."""
+        return any(is_cut_twice(row.get("sampling", {})) for row in self.rows)
+
     # == Ends ==
 
     @property
@@ -267,6 +271,14 @@ class Observed:
     @property
     def classes(self) -> set[str]:
         return {str(row["model"].get("class", "")) for row in self.rows if row.get("model")}
+
+
+def is_cut_twice(sampling: Mapping[str, Any]) -> bool:
+    """Of what a row was sampled with."""
+    values = {name: entry["value"] for name, entry in sampling.items()}
+    top_p = values.get("top_p")
+    is_cut = top_p is not None and top_p < 1 and bool(values.get("min_p"))
+    return is_cut and bool(values.get("temperature"))
 
 
 def kind_of(value: Any) -> str:

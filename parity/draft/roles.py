@@ -74,6 +74,9 @@ class Demote(Exception):
         self.name = name
 
 
+EVERY_TEXT = "*"  # in place of a variable's name: rendered prompts of the whole module
+
+
 class Copy(Exception):
     """Messages that are changed between rendering and generating, and so are copied."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import libcst as cst
 
@@ -31,18 +31,18 @@ MORE: Mapping[str, object] = {
     "eos_token_id": None,
     "stop_strings": None,
 }
-COMMENTS = {
-    "tokenizer": "the engine has one",
-    "pad_token_id": "the engine pads by itself",
-    "transformers_version": "of a GenerationConfig",
-}
 OPTIONS = {
-    "max_new_tokens": '"max_new_tokens": max_new_tokens',
-    "repetition_penalty": '"repetition_penalty": repetition_penalty',
-    "no_repeat_ngram_size": '"no_repeat_ngram_size": no_repeat_ngram_size or None',
-    "min_new_tokens": '"min_new_tokens": min_new_tokens',
-    "num_return_sequences": '"n": num_return_sequences',
+    "max_new_tokens": "max_new_tokens",
+    "repetition_penalty": "1.0 if repetition_penalty is None else repetition_penalty",
+    "num_return_sequences": "num_return_sequences",
 }
+SAMPLED_OPTIONS = {
+    "temperature": "1.0 if temperature is None else temperature",
+    "top_p": "1.0 if top_p is None else top_p",
+    "top_k": "top_k or None",
+    "min_p": "min_p or 0.0",
+}
+IF_SET = ("no_repeat_ngram_size", "min_new_tokens")  # None and 0 mean nothing
 STOPS = {
     "stop_strings": """
     if stop_strings:
@@ -52,12 +52,12 @@ STOPS = {
         ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
         stop |= {"token_ids": ids, "ignore_eos": True}""",
 }
-REFUSES = """    if {name} not in ({neutral}, None):
-        raise ValueError("the engine has no option {name}")
+NO_BUDGET = """    if max_new_tokens is None:
+        raise ValueError("max_length counts the prompt, too: say max_new_tokens")
 """
 CHECKPOINT_SETTINGS = '''
-def checkpoint_settings(engine, *said):
-    """What generate takes for what a call leaves out, which says `said`. Refuses the rest."""
+def checkpoint_settings(engine, **said):
+    """What generate takes: `said` by its call, and else by the checkpoint. Refuses the rest."""
     from transformers import GenerationConfig
 
     model, revision = engine.config.model, engine.config.revision
@@ -76,38 +76,48 @@ def checkpoint_settings(engine, *said):
         "repetition_penalty": 1.0,
     }
     settings |= {name: found[name] for name in settings if found.get(name) is not None}
+    settings = {**settings, "top_k": settings["top_k"] or None, **said}
     passed = {
-        *settings, *said,
+        *settings,
 IDLE
     }
-    neutral = dict.fromkeys(["num_beams", "num_return_sequences", "typical_p"], 1)
-    neutral |= {"encoder_repetition_penalty": 1, "guidance_scale": 1}
+NEUTRAL
     left = [
         name
         for name in vars(GenerationConfig()).keys() & found.keys() - passed
         if found[name] not in (None, False, 0, [], {}, neutral.get(name))
     ]
-    if "max_new_tokens" not in {*said, *found} and found.get("max_length"):
+    if said.get("max_new_tokens") is None and said.get("max_length") is not None:
+        settings["max_new_tokens"] = None  # it is what max_length leaves
+        if found.get("max_new_tokens"):
+            left.append("max_new_tokens, which wins over max_length")
+    elif "max_new_tokens" not in {*said, *found} and found.get("max_length"):
         left.append("max_length")  # it would count the prompt
-    if "max_length" in said and "max_new_tokens" not in said and found.get("max_new_tokens"):
-        left.append("max_new_tokens, which wins over max_length")
     if left:
         what = f"generation_config.json sets {', '.join(sorted(left))}"
-        raise ValueError(f"{model}: {what}: say it in the options, and name it in `said` here")
-    ends = found.get("eos_token_id", [])
-    ends = ends if isinstance(ends, list) else [ends]
+        raise ValueError(f"{model}: {what}: say it in the options, and to checkpoint_settings")
+    top_p, min_p = settings["top_p"], settings["min_p"]
+    if settings["do_sample"] and min_p and top_p is not None and top_p < 1:
+        what = f"top_p={top_p} and min_p={min_p}: generate cuts by min_p last, the engine first"
+        raise ValueError(f"{model}: {what}, which leaves other tokens: say min_p=0.0 or top_p=1.0")
+    ends = said["eos_token_id"] if "eos_token_id" in said else found.get("eos_token_id", [])
+    ends = [one for one in (ends if isinstance(ends, list) else [ends]) if one is not None]
     own = engine.describe()["eos_token_ids"]
     if "eos_token_id" not in said and {*ends} != {*own}:
         what = f"generate ends rows at {sorted(ends)}, the engine at {sorted(own)}"
-        fix = 'say "stop": {"token_ids": ..., "ignore_eos": True}, "eos_token_id" in `said` here'
+        fix = 'say "stop": {"token_ids": ..., "ignore_eos": True}, and eos_token_id=... here'
         raise ValueError(f"{model}: {what}: {fix}")
-TEXT_OF_ENDS    return {**settings, "top_k": settings["top_k"] or None}
+TEXT_OF_ENDS    pad = said["pad_token_id"] if "pad_token_id" in said else found.get("pad_token_id")
+    # A call without a mask says attention_mask=None.
+    is_unmasked = said.get("attention_mask", ()) is None and pad is not None
+    if is_unmasked and pad == engine.tokenizer.bos_token_id and pad not in ends:
+        what = f"generate has no mask, and hides the pad id {pad} in its prompt, which is the BOS"
+        raise ValueError(f"{model}: {what}: give prompt_token_ids without it")
+    return settings
 '''
-TEXT_OF_ENDS = """    text = engine.tokenizer.decode(ends, skip_special_tokens=True)
-    if text and "eos_token_id" not in said:
+TEXT_OF_ENDS = """    if engine.tokenizer.decode(ends, skip_special_tokens=True):
         what = f"rows end at {ends}, of which one is no special token, so that the old text held it"
-        fix = 'decode token_ids in place of text, and say "eos_token_id" in `said` here'
-        raise ValueError(f"{model}: {what}: {fix}")
+        raise ValueError(f"{model}: {what}: decode token_ids in place of text, and drop this check")
 """
 THINKS_UNASKED = '''
 def thinks_unasked(owner):
@@ -123,73 +133,71 @@ def thinks_unasked(owner):
         return True
     raise ValueError("the chat template makes a third prompt unless enable_thinking is said")
 '''
-# Of a GenerationConfig: what changes no answer of a causal model here.
-NO_MATTER = (
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
+# Of a call of generate or a GenerationConfig: what changes no answer of a causal model here.
+IDLE = (
+    *sorted(WITHOUT_EFFECT),
+    "attention_mask",
     "max_length",
-    "use_cache",
     "cache_implementation",
-    "early_stopping",
-    "length_penalty",
-    "return_dict_in_generate",
-    "output_scores",
-    "output_logits",
     "transformers_version",
     "_from_model_config",
 )
+NEUTRAL_WORDS = """    neutral = dict.fromkeys(["num_beams", "num_return_sequences"], 1)
+    neutral |= {"typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}"""
+
+
+def idle_lines(names: Iterable[str]) -> str:
+    """Names as elements of a set, eight columns in."""
+    text = ", ".join(f'"{name}"' for name in names) + ","
+    return textwrap.fill(text, 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def checkpoint_settings(seen: Observed) -> str:
     """The function of a draft that reads what a checkpoint says when it runs."""
     ends = TEXT_OF_ENDS if seen.has_special_ends() else ""  # else ids are decoded, ends among them
-    names = ", ".join(f'"{name}"' for name in NO_MATTER)
-    idle = textwrap.fill(names + ",", 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return CHECKPOINT_SETTINGS.replace("IDLE", idle).replace("TEXT_OF_ENDS", ends)
+    text = CHECKPOINT_SETTINGS.replace("IDLE", idle_lines((*IDLE, "eos_token_id")))
+    return text.replace("NEUTRAL", NEUTRAL_WORDS).replace("TEXT_OF_ENDS", ends)
 
 
-def told_words(said: Mapping[str, cst.BaseExpression]) -> str:
-    """The names that a call of generate says, as arguments of `checkpoint_settings`; not those that
-    it refuses of no checkpoint."""
-    never_refused = {*READ, *WITHOUT_EFFECT} - {"max_new_tokens"}
-    words = []
-    for name, node in said.items():
-        if name.startswith("**"):
-            words.append(f"*{code_of(node)}")
-        elif name not in never_refused and constant(node) is not None:
-            words.append(f'"{name}"')
-    return "".join(f", {word}" for word in words)
+def said_words(said: Mapping[str, cst.BaseExpression]) -> str:
+    """What a call of generate says, as arguments of `checkpoint_settings`; not what changes nothing
+    there."""
+    idle = {*READ, *WITHOUT_EFFECT} - {"max_new_tokens", "do_sample", "top_p", "min_p"}
+    idle -= {"pad_token_id"} if "attention_mask" in said else set()
+    is_unsaid = {
+        name
+        for name in ("max_new_tokens", "max_length", "do_sample")
+        if constant(said.get(name)) is None
+    }
+    kept = {name: node for name, node in said.items() if name not in idle | is_unsaid}
+    if any(name.startswith("**") for name in kept):
+        [first, *further] = kept.values()
+        return f", **{display_text(kept) if further else code_of(first)}"
+    return "".join(f", {name}={code_of(node)}" for name, node in kept.items())
 
 
-# Fields of a GenerationConfig that change nothing here.
-IDLE = WITHOUT_EFFECT - {
-    "pad_token_id",
-    "return_dict_in_generate",
-    "output_scores",
-    "output_logits",
-}
-# Those that a call of generate itself may say.
-IDLE_KEYS = {"use_cache", "early_stopping", "length_penalty", "bos_token_id", "synced_gpus"}
+def display_text(said: Mapping[str, cst.BaseExpression]) -> str:
+    """A dict display of keywords and of mappings, whose names begin with `**`."""
+    words = [
+        f"**{code_of(node)}" if name.startswith("**") else f'"{name}": {code_of(node)}'
+        for name, node in said.items()
+    ]
+    return f"{{{', '.join(words)}}}"
+
+
 VERSION = {"transformers_version"}
+# What a GenerationConfig of run time may have of its checkpoint, and the engine has an option for.
+OF_ANY_CHECKPOINT = ("no_repeat_ngram_size", "min_new_tokens", "eos_token_id")
 ENDS = "the ids that ended the old code's rows"
 
 
 def keywords(seen: Observed, source: str, is_free: bool = False) -> list[str]:
-    """Keywords that the function of a draft takes.   is_free: where it is given what the checkpoint
-    says, for run time decides which one it is."""
+    """Keywords that the function of a draft takes by name.   is_free: where it is given what the
+    checkpoint says, for run time decides which one it is."""
     named = {*re.findall(r"\w+", source), *config_fields(seen, source), *seen.argument_words}
-    said = said_keys(source)
-    named |= set(READ) if is_free else set()
+    named |= {*READ, *OF_ANY_CHECKPOINT} if is_free else set()
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
-    if "stop_strings" in more:
-        more.append("tokenizer")
-    idle = ["pad_token_id", *sorted(config_fields(seen, source) & IDLE | IDLE_KEYS & said.keys())]
-    idle += [name for name in POSSIBLE if name in said]
-    if "GenerationConfig" in named:
-        idle += VERSION
-    return [*FIELDS, *more, *idle]
+    return [*FIELDS, *more]
 
 
 def said_keys(source: str) -> dict[str, list[ast.expr]]:
@@ -257,7 +265,7 @@ def other_ends(seen: Observed) -> list[int]:
 
 def refuse_unlisted(seen: Observed, source: str, stars: str, is_free: bool = False) -> None:
     """Raise Unsure where the keywords would need more than the function of a draft has."""
-    known = set(keywords(seen, source)) - POSSIBLE.keys()
+    known = {*keywords(seen, source), *IDLE} - {"max_length"}
     for name in sorted(config_fields(seen, source) - known):
         raise Unsure(f"a GenerationConfig sets {name}", NO_OPTION, POSSIBLE.get(name, ""))
     what = f"`{stars}` holds keywords that are known at run time only"
@@ -279,10 +287,10 @@ def default_of(name: str, seen: Observed) -> tuple[object, str]:
     if name == "eos_token_id":
         ends = other_ends(seen)
         return (ends, ENDS) if ends else (None, "")
-    neutral = {**FIELDS, **MORE}.get(name)
-    inherited = seen.inherited(name) if name in {**FIELDS, **MORE} else None
+    neutral = {**FIELDS, **MORE}[name]
+    inherited = seen.inherited(name)
     if inherited is None:
-        return neutral, COMMENTS.get(name, "")
+        return neutral, ""
     is_told = inherited.value not in (1.0, False) or inherited.value is True
     return inherited.value, inherited.source if is_told else ""
 
@@ -297,26 +305,45 @@ def generation_options(seen: Observed, source: str, name: str, is_free: bool = F
             continue
         value, origin = default_of(keyword, seen)
         lines.append(f"    {keyword}={value!r},{f'  # {origin}' if origin else ''}")
-    refused = "".join(
-        REFUSES.format(name=word, neutral=1 if word == "num_beams" else None)
-        for word in known
-        if word in POSSIBLE
+    fields = option_lines(OPTIONS, known, 8)
+    sampled = option_lines(SAMPLED_OPTIONS, known, 12)
+    if_set = "".join(
+        f'    if {word}:\n        options["{word}"] = {word}\n' for word in IF_SET if word in known
     )
-    fields = "".join(f"        {text},\n" for word, text in OPTIONS.items() if word in known)
-    min_p = ', "min_p": min_p' if "min_p" in known else ""
     stops = "".join(text for word, text in STOPS.items() if word in known)
     if stops:
         stops = f'    stop = {{}}{stops}\n    if stop:\n        options["stop"] = stop\n'
     body = "\n".join(lines)
+    idle = [word for word in IDLE if is_free or word != "max_length"]
     return f'''
 def {name}(
     *,
 {body}
+    **others,
 ):
     """Options of the engine for keywords of generate, by default those that the old code took."""
-{refused}    options = {{
+    idle = {{
+{idle_lines(idle)}
+    }}
+{NEUTRAL_WORDS}
+    for name in others.keys() - idle:
+        if others[name] not in (None, False, 0, [], {{}}, neutral.get(name)):
+            what = f"the engine has no option {{name}}, which is {{others[name]!r}}"
+            raise ValueError(f"{{what}}, by the call or the checkpoint's generation_config.json")
+{NO_BUDGET}    options = {{
 {fields}    }}
     if do_sample:
-        options |= {{"temperature": temperature, "top_p": top_p, "top_k": top_k or None{min_p}}}
-{stops}    return options
+        options |= {{
+{sampled}        }}
+{if_set}{stops}    return options
 '''
+
+
+def option_lines(texts: Mapping[str, str], known: Iterable[str], indent: int) -> str:
+    """Entries of a mapping: the options of those keywords that are known."""
+    names = {"num_return_sequences": "n"}
+    return "".join(
+        f'{" " * indent}"{names.get(word, word)}": {text},\n'
+        for word, text in texts.items()
+        if word in known
+    )

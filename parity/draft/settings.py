@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -41,6 +41,17 @@ POSSIBLE = {
     "prompt_logprobs": "score_batch",
 }
 NO_OPTION = "the engine has no option for it"
+# What a call says with None, whatever the checkpoint sets.
+DOES_NOTHING: Mapping[str, object] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": None,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": None,
+    "min_new_tokens": 0,
+}
+ZERO_IS_NONE = ("top_k", "min_p", "no_repeat_ngram_size", "min_new_tokens")
 # What the draft's function `checkpoint_settings` gives.
 READ = ("do_sample", "max_new_tokens", "repetition_penalty", *SAMPLING)
 FALSY: tuple[object, ...] = (False, None, 0, [], ())
@@ -94,6 +105,14 @@ def literal(value: object) -> cst.BaseExpression:
     return cst.parse_expression(repr(value))
 
 
+def operand(node: cst.BaseExpression) -> cst.BaseExpression:
+    """An expression as a part of a larger one: in parentheses where it has to be."""
+    kinds = (cst.IfExp, cst.BooleanOperation, cst.Comparison, cst.Lambda)
+    if not isinstance(node, kinds) or node.lpar:
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
 def refuse(name: str, node: cst.BaseExpression) -> None:
     why = NO_OPTION if name in POSSIBLE else "its meaning is not known here"
     text = code_of(node)
@@ -104,7 +123,7 @@ class GenerateOptions:
     """Options of transformers' `generate`, with what the old code inherited.
 
     settings: an expression for what the checkpoint says, where run time decides which one it is;
-    None where all loads are of the goldens' own."""
+    None where all loads are of the goldens' own.   optional: names that are None by default."""
 
     def __init__(
         self,
@@ -112,11 +131,13 @@ class GenerateOptions:
         seen: Observed,
         ask: Decisions,
         settings: cst.BaseExpression | None = None,
+        optional: Set[str] = frozenset(),
     ) -> None:
         self.said = said
         self.seen = seen
         self.ask = ask
         self.settings = settings
+        self.optional = optional
         self.is_read = False
         self.options = Options()
         self.inherited: list[str] = []
@@ -211,13 +232,14 @@ class GenerateOptions:
         assert switch is not None
         for name in SAMPLING:
             self.add_sampling_field(name, said.get(name), switch)
+        self.refuse_two_cuts()
 
     def add_sampling_field(
         self, name: str, node: cst.BaseExpression | None, switch: cst.BaseExpression
     ) -> None:
         comment = ""
-        if node is not None and constant(node) is not None:
-            node = all_tokens_as_none(node) if name == "top_k" else node
+        if node is not None:
+            node = self.neutral_for_none(name, node, switch)
         elif self.settings is not None:
             node = self.read(name)
         else:
@@ -228,17 +250,53 @@ class GenerateOptions:
             node = all_tokens_as_none(node) if name == "top_k" else node
             comment = inherited.source
         if name == "temperature" and constant(switch) is not True:
-            node = parse("{node} if {switch} else 0.0", node=node, switch=switch)
+            node = parse("{node} if {switch} else 0.0", node=operand(node), switch=operand(switch))
         if comment:
             self.add_inherited(name, node, comment)
         else:
             self.options.add(name, node)
 
+    def neutral_for_none(
+        self, name: str, node: cst.BaseExpression, switch: cst.BaseExpression | None = None
+    ) -> cst.BaseExpression:
+        """A value that a call says. None says that nothing is to be done, whatever the checkpoint
+        sets.   switch: whether anything is sampled; where it is not the value has no effect."""
+        if isinstance(node, cst.IfExp) and switch and code_of(node.test) == code_of(switch):
+            node = node.body
+        said = constant(node)
+        neutral = literal(DOES_NOTHING[name])
+        if said is None or (name in ZERO_IS_NONE and said in (0, -1)):
+            return neutral
+        if said is not NotImplemented:
+            return node
+        if name in ZERO_IS_NONE:
+            return parse("{node} or {neutral}", node=operand(node), neutral=neutral)
+        if not self.may_be_none(node):
+            return node
+        return parse("{neutral} if {node} is None else {node}", node=operand(node), neutral=neutral)
+
+    def may_be_none(self, node: cst.BaseExpression) -> bool:
+        """Whether the source says that an expression may be None."""
+        if isinstance(node, cst.IfExp):
+            return self.may_be_none(node.body) or self.may_be_none(node.orelse)
+        return constant(node) is None or code_of(node) in self.optional
+
+    def refuse_two_cuts(self) -> None:
+        """Raise Unsure where top_p and min_p both cut: they leave other tokens in other order."""
+        fields = [constant(self.options.fields.get(name)) for name in ("min_p", "top_p")]
+        least, most = (one if isinstance(one, (int, float)) else None for one in fields)
+        is_written = bool(least) and most is not None and most < 1
+        if is_written or self.seen.has_two_cuts():
+            what = "top_p and min_p are both in effect"
+            why = "generate cuts by min_p last, the engine first, which leaves other tokens"
+            raise Unsure(what, why, "say one of them, and record again")
+
     def add_same(self) -> None:
         for name in SAME:
-            node = self.take(name)
-            if node is not None:
-                self.options.add(name, node)
+            if name in self.said:
+                node = self.neutral_for_none(name, self.said.pop(name))
+                if constant(node) != DOES_NOTHING[name]:
+                    self.options.add(name, node)
                 continue
             if self.settings is not None and name in READ:
                 self.options.add(name, self.read(name))
@@ -286,16 +344,11 @@ class GenerateOptions:
         observed = self.seen.end_ids
         if ends is None:
             if any(ids != self.seen.eos_ids for ids in observed) and self.seen.checkpoint:
-                ids = sorted(observed[0])
-                self.set_ends(literal(ids))
+                self.refuse_unread("eos_token_id")
+                self.set_ends(literal(sorted(observed[0])))
                 self.options.comments["stop"] = "the ids that ended the old code's rows"
-                if self.settings is not None:
-                    self.notes.append(
-                        f"rows end at {ids}, as they did on {self.seen.models[0]}; of another "
-                        "checkpoint these may be other tokens"
-                    )
             return
-        if self.seen.checkpoint and observed == [self.seen.eos_ids]:
+        if self.settings is None and self.seen.checkpoint and observed == [self.seen.eos_ids]:
             return  # the ids at which the engine ends by itself
         is_list = isinstance(ends, (cst.List, cst.ListComp))
         if is_list or isinstance(constant(ends), int) or code_of(ends).endswith(".eos_token_id"):
@@ -335,7 +388,7 @@ def all_tokens_as_none(top_k: cst.BaseExpression) -> cst.BaseExpression:
         return literal(None)
     if isinstance(said, int):
         return top_k
-    return parse("{top_k} if {top_k} > 0 else None", top_k=top_k)
+    return parse("{top_k} if {top_k} > 0 else None", top_k=operand(top_k))
 
 
 # == vLLM ==

@@ -467,9 +467,6 @@ class Statements(Calls):
         self.bind_name(target, replace(value, node=target), scope)
         return [one.with_changes(value=value.node)]
 
-    def parameters(self, scope: Scope) -> set[str]:
-        raise NotImplementedError
-
     def held_engine(
         self, target: cst.BaseExpression, value: Value, one: cst.Assign, scope: Scope
     ) -> list[cst.BaseSmallStatement]:

@@ -33,6 +33,7 @@ class Result:
 
 class Tokenizer:
     eos_token_id = 6
+    bos_token_id = 1
 
     def decode(self, ids: Sequence[int], **said: Any) -> str:
         return "" if not ids else f"decoded {list(ids)} {said}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +268,14 @@ def test_draft_of_what_loads_under_another_decorator_is_refused(decorator: str) 
     assert not draft.is_moved and any(f"`@{decorator}` stands at what loads" in todo.text for todo in draft.todos)
 
 
+FREE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def answer(path, question):
+    tok = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+"""
+
 SAID = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.3}
 TAKEN = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "min_p": 0.0, "repetition_penalty": 1.3}
 HOT, OWN = {"temperature": 1.0}, {"repetition_penalty": 1.1}
@@ -347,10 +357,16 @@ def test_a_checkpoint_that_sets_what_a_draft_cannot_take_from_it_is_refused_when
 
 
 class Special(Tokenizer):
-    """6 is a special token."""
+    """Of some special tokens, by default 6 alone."""
+
+    def __init__(self, special: Sequence[int] = (6,)) -> None:
+        self.special = special
 
     def decode(self, ids: Sequence[int], **said: Any) -> str:
-        return super().decode([one for one in ids if one != 6], **said)
+        return super().decode([one for one in ids if one not in self.special], **said)
+
+
+ENDS_AT_6: dict[str, Any] = {"ends": (6,), "tokenizer": Special()}
 
 
 def asks(call: str) -> str:
@@ -378,6 +394,140 @@ def test_what_a_call_says_and_what_changes_nothing_is_refused_of_no_checkpoint(
     GenerationOptions(**engine.calls[0][1])
 
 
+@pytest.mark.parametrize(
+    ("said", "call", "stop"),
+    [
+        ({"eos_token_id": 6}, "eos_token_id=6", [6]),
+        ({"eos_token_id": [6, 7]}, "eos_token_id=tok.eos_token_id", [6]),
+        ({"eos_token_id": [6, 7]}, "eos_token_id=[tok.eos_token_id, 8]", [6, 8]),
+    ],
+)
+def test_ends_that_a_call_says_are_kept_though_one_checkpoint_has_them(
+    said: dict[str, Any], call: str, stop: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    rows = [{**row(), "stop": {"end_ids": {"value": [6], "from": "caller"}}}]
+    recorded = SimpleNamespace(eos_ids=(6,), special_tokens={6: "<end>"}, dtype=None, template_owner=None)
+    draft = draft_of(FREE + asks(call), replace(seen(rows=rows, question="x"), checkpoint=recorded))
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special(range(9)))
+    assert engine.calls[0][1]["stop"] == {"token_ids": stop, "ignore_eos": True}
+
+
+def test_ends_that_the_recorded_checkpoint_decided_are_refused_where_another_may_be_loaded() -> None:
+    rows = [{**row(), "stop": {"end_ids": {"value": [6], "from": "checkpoint"}}}]
+    recorded = SimpleNamespace(eos_ids=(6, 7), special_tokens={6: "", 7: ""}, dtype=None, template_owner=None)
+    draft = draft_of(FREE + asks(""), replace(seen(rows=rows, question="x"), checkpoint=recorded))
+    assert not draft.is_moved and "the checkpoint sets eos_token_id, and run time" in draft.todos[0].text
+
+
+CONFIG = """
+    config = GenerationConfig.from_pretrained(path)
+    config.do_sample = False
+    inputs = tok(question, return_tensors="pt")
+    out = model.generate(**inputs, generation_config=config)
+    return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)
+"""
+OF_CONFIG = FREE.replace("import Auto", "import GenerationConfig, Auto") + CONFIG
+ORDINARY = {"use_cache": False, "bos_token_id": 1, "pad_token_id": 7, "max_length": 99, "max_new_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ({**ORDINARY, "num_return_sequences": 1, "do_sample": True}, {}),
+        ({"max_new_tokens": 7, "min_new_tokens": 2}, {"min_new_tokens": 2}),
+        ({"max_new_tokens": 7, "no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+    ],
+)
+def test_fields_of_a_config_of_any_checkpoint_are_taken_or_change_nothing(
+    said: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
+    _, engine = run(draft_of(OF_CONFIG, seen(question="x")), "answer", str(tmp_path), "Why?", **ENDS_AT_6)
+    ends = {"stop": {"token_ids": [6], "ignore_eos": True}}
+    assert engine.calls[0][1] == {"max_new_tokens": 7, "repetition_penalty": 1.0, **options, **ends}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"num_beams": 3}, "no option num_beams, which is 3, by the call or the checkpoint's generation_config"),
+        ({"num_return_sequences": 2, "do_sample": True}, "no option num_return_sequences"),
+        ({"max_length": 99}, "max_length counts the prompt, too: say max_new_tokens"),
+        ({"eos_token_id": [6, 7]}, "rows end at .*no special token"),
+    ],
+)
+def test_fields_of_a_config_that_the_engine_has_no_option_for_are_refused(
+    said: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
+    with pytest.raises(ValueError, match=problem):
+        run(draft_of(OF_CONFIG, seen(question="x")), "answer", str(tmp_path), "Why?", **ENDS_AT_6)
+
+
+CUTS = {"do_sample": True, "min_p": 0.2, "top_p": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "is_refused"),
+    [
+        ("", CUTS, True),
+        ("**words", CUTS, True),
+        ("top_p=0.5", {**CUTS, "top_p": 1.0}, True),
+        ("do_sample=True", {**CUTS, "do_sample": False}, True),
+        ("do_sample=False", CUTS, False),
+        ("top_p=1.0", CUTS, False),
+        ("top_p=None", CUTS, False),
+        ("min_p=0.0, **words", CUTS, False),
+    ],
+)
+def test_min_p_beside_top_p_is_refused_of_a_checkpoint_that_sets_either(
+    call: str, said: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    """generate cuts by min_p last, the engine first."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
+    draft = draft_of(FREE.replace("question", "question, **words") + asks(call), seen(question="x"))
+    refused = pytest.raises(ValueError, match="cuts by min_p last")
+    with refused if is_refused else contextlib.nullcontext():
+        run(draft, "answer", str(tmp_path), "Why?", **ENDS_AT_6)
+
+
+UNMASKED = """
+    ids = tok(question, return_tensors="pt").input_ids
+    out = model.generate(ids, CALL)
+    return tok.decode(out[0][ids.shape[1]:], skip_special_tokens=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "is_refused"),
+    [
+        ("max_new_tokens=5", {"pad_token_id": 1}, True),
+        ("max_new_tokens=5, attention_mask=None", {"pad_token_id": 1}, True),
+        ("**words", {"pad_token_id": 1}, True),
+        ("pad_token_id=tok.bos_token_id", {}, True),
+        ("max_new_tokens=5", {"pad_token_id": 1, "eos_token_id": 1}, False),
+        ("max_new_tokens=5", {"pad_token_id": 7}, False),
+        ("max_new_tokens=5", {}, False),
+        ("pad_token_id=tok.eos_token_id", {"pad_token_id": 1}, False),
+        ("pad_token_id=model.config.eos_token_id", {"pad_token_id": 7}, False),
+        ("attention_mask=torch.ones_like(ids)", {"pad_token_id": 1}, False),
+    ],
+)
+def test_a_bos_that_a_call_without_a_mask_hides_is_refused(
+    call: str, said: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    ends = (said.get("eos_token_id", 6),)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[0], **said}))
+    code = FREE.replace("question", "question, **words") + UNMASKED.replace("CALL", call)
+    draft = draft_of(code, seen(question="x"))
+    expected = (
+        pytest.raises(ValueError, match="hides the pad id 1 .*the BOS") if is_refused else contextlib.nullcontext()
+    )
+    with expected:
+        run(draft, "answer", str(tmp_path), "Why?", ends=ends, tokenizer=Special(range(9)))
+
+
 def test_a_budget_of_the_checkpoint_that_wins_over_max_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
     draft = draft_of(FREE + asks("max_length=60"), seen(question="x"))
@@ -390,6 +540,101 @@ def test_an_end_whose_text_the_old_code_kept_is_refused(tmp_path: Path) -> None:
     draft = draft_of(FREE + asks("").replace(":])", ":], skip_special_tokens=True)"), seen(question="x"))
     with pytest.raises(ValueError, match="no special token, so that the old text held it: decode"):
         run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special())
+
+
+TURNS = '[{"role": "user", "content": question}]'
+RENDERED = f"text = tok.apply_chat_template({TURNS}, tokenize=False, add_generation_prompt=True)\n"
+PROMPTED = {"prompt": "<Why?>"}
+IDS_OF = 'return_tensors="pt"'
+BARE = IDS_OF + ", add_special_tokens=False"
+CHATTED = {"messages": [{"role": "user", "content": "Why?"}], "chat": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        (f"{RENDERED}inputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"{RENDERED}inputs = tok([text], {IDS_OF}).to(model.device)", PROMPTED),
+        (f"{RENDERED}inputs = tok(text + question, {IDS_OF})", {"prompt": "<Why?>Why?"}),
+        (f"inputs = tok([render(tok, q) for q in [question]], {IDS_OF}, padding=True)", PROMPTED),
+        (f"text = render(tok, question)\ninputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"texts = [render(tok, question)]\nfor text in texts:\n    inputs = tok(text, {IDS_OF})", PROMPTED),
+        (f"{RENDERED}inputs = tok(text, {BARE})", CHATTED),
+        (f"inputs = tok.apply_chat_template({TURNS}, add_generation_prompt=True, {IDS_OF}, return_dict=True)", CHATTED),
+        (f"inputs = tok(question, {IDS_OF})", {"prompt": "Why?"}),
+        (f"inputs = tok(question, {BARE})", {"prompt_token_ids": [0, 1, 2, 3]}),
+        (f"inputs = tok([question], {BARE})", {"prompt_token_ids": [0, 1, 2, 3]}),
+        (f"inputs = tok(question, {IDS_OF}, add_special_tokens=True)", {"prompt": "Why?"}),
+        (f"inputs = tok(question, {IDS_OF}, add_special_tokens=adds)", {"prompt_token_ids": [0, 1, 2, 3, 9]}),
+        (f"{RENDERED}inputs = tok(text + '!', {BARE})", {"prompt_token_ids": list(range(7))}),
+    ],
+)
+def test_special_tokens_of_a_prompt_are_those_that_the_source_asks_for(code: str, request_: dict[str, Any]) -> None:
+    """Goldens of a checkpoint that adds none do not show them."""
+    recorded = SimpleNamespace(eos_ids=(6,), special_tokens={6: ""}, dtype=None, template_owner=None)
+    recorded.tokenizer = lambda text, **_: {"input_ids": [5]}
+    source = FREE.replace("question", "question, adds=True") + textwrap.indent(code, "    ") + ASKED
+    source += "\n\ndef render(tok, question):\n    " + RENDERED.replace("text =", "return")
+    draft = draft_of(source, replace(seen(question="x"), checkpoint=recorded))
+    _, engine = run(draft, "answer", "m", "Why?", tokenizer=Adding(range(9)), ends=())
+    assert engine.calls[0][0] == [request_]
+
+
+ASKED = """
+    out = model.generate(**inputs, do_sample=False, max_new_tokens=5)
+    return tok.batch_decode(out[:, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+"""
+
+
+class Adding(Special):
+    """Puts 9 behind a text, unless it is told not to."""
+
+    def __call__(self, text: str, **said: Any) -> dict[str, list[int]]:
+        return {"input_ids": [*range(len(text)), *[9] * (said.get("add_special_tokens") is not False)]}
+
+
+def test_a_list_of_one_text_is_one_row_of_which_tokens_are_counted() -> None:
+    code = f"    {RENDERED}    inputs = tok([text], {IDS_OF})\n    out = model.generate(**inputs)\n"
+    code += "    ids = out[0][len(inputs.input_ids[0]):].tolist()\n    return len(ids)\n"
+    value, engine = run(draft_of(FREE + code, seen(question="x")), "answer", "m", "Why?")
+    assert (value, engine.calls[0][0]) == (2, [PROMPTED])
+
+
+@pytest.mark.parametrize(("words", "count"), [(IDS_OF, 5), (BARE, 4), (f"{IDS_OF}, add_special_tokens=adds", 5)])
+@pytest.mark.parametrize("text", ["question", "[question]"])
+def test_max_length_counts_the_prompt_with_the_special_tokens_that_it_has(text: str, words: str, count: int) -> None:
+    code = f"    inputs = tok({text}, {words})\n    out = model.generate(**inputs, max_length=20)\n"
+    code += "    return tok.decode(out[0][inputs.input_ids.shape[1]:], skip_special_tokens=True)\n"
+    draft = draft_of(FREE.replace("question", "question, adds=True") + code, seen(question="x"))
+    _, engine = run(draft, "answer", "m", "Why?", tokenizer=Adding(range(9)))
+    assert engine.calls[0][1]["max_new_tokens"] == 20 - count
+
+
+def test_rendered_text_of_vllm_is_a_prompt_where_run_time_decides_the_checkpoint() -> None:
+    source = f"""
+from transformers import AutoTokenizer
+from vllm import LLM, SamplingParams
+
+def answer(path, question):
+    llm = LLM(path)
+    tok = llm.get_tokenizer()
+    {RENDERED}
+    return llm.generate([text], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
+"""
+    _, engine = run(draft_of(source, seen(question="x")), "answer", "m", "Why?")
+    assert engine.calls[0][0] == [PROMPTED]
+
+
+@pytest.mark.parametrize("given", ["Why?", ["Why?"], ("Why?",)])
+@pytest.mark.parametrize("reads", [f"inputs = tok(question, {IDS_OF}, padding=True){ASKED}", "vllm"])
+def test_one_text_in_place_of_a_list_of_texts_is_one_prompt(reads: str, given: Any) -> None:
+    """It was asked letter by letter."""
+    source = FREE + "    " + reads
+    if reads == "vllm":
+        source = "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path)\n"
+        source += "    return llm.generate(question, SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text\n"
+    _, engine = run(draft_of(source, seen(question=["x", "y"])), "answer", "m", given)
+    assert engine.calls[0][0] == [{"prompt": "Why?"}]
 
 
 class Thinks(Tokenizer):
@@ -447,10 +692,3 @@ def test_what_a_checkpoint_sets_is_read_where_another_one_may_be_loaded(loads: l
 
 
 ASKS = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
-FREE = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-
-def answer(path, question):
-    tok = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path)
-"""

@@ -38,8 +38,7 @@ def test_draft_of_a_straight_function_asks_the_engine_once() -> None:
     value, engine = run(draft_of(STRAIGHT), "answer", "m", "Why?")
     assert value == "ANSWER"
     assert engine.loads == [("m", {"dtype": "float32"})]
-    asked = {"messages": CHAT, "chat": {"enable_thinking": False}}  # as this one's template does unasked
-    assert engine.calls == [([asked], {"max_new_tokens": 64, "repetition_penalty": 1.0})]
+    assert engine.calls == [([{"prompt": "<Why?>"}], {"max_new_tokens": 64, "repetition_penalty": 1.0})]
 
 
 def test_draft_goes_on_counting_a_rendered_prompt_where_max_length_does() -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import transformers
 
+from gen_engine import GenerationOptions
+
 from .drafts import PROMPT, body, draft_of, row, run, seen
 
 IDS = "ids = tok(question, return_tensors='pt').input_ids\n"
@@ -372,3 +374,72 @@ def test_draft_of_a_config_whose_field_has_no_option_says_so() -> None:
     code = CHANGED.replace("FIELD", "num_beams = budget") + decoded("inputs.input_ids.shape[1]")
     draft = body(PROMPT + code, IMPORT, "question, budget=9", question="x")
     assert ["may hold num_beams" in todo.text for todo in draft.todos] == [True]
+
+
+def test_a_keyword_that_is_called_as_what_became_the_engine_stays() -> None:
+    """It was `words.update(engine.tokenizer=engine.tokenizer)`."""
+    code = PROMPT + "words = {'max_new_tokens': 5}\nif stop:\n    words.update(stop_strings=stop, tok=tok)\n"
+    code += "out = model.generate(**inputs, **words)" + decoded("inputs.input_ids.shape[1]")
+    draft = body(code, parameters="question, stop=None", question="x", stop=None)
+    assert draft.is_moved and "words.update(stop_strings=stop, tok=engine.tokenizer)" in draft.code
+
+
+NONES = "min_new_tokens=None, no_repeat_ngram_size=None, repetition_penalty=None, heat=None, top_p=None, top_k=None"
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"temperature": 1.0, "top_p": 1.0, "top_k": None, "repetition_penalty": 1.0}),
+        ({"min_new_tokens": 0, "no_repeat_ngram_size": 0, "top_k": 0},
+         {"temperature": 1.0, "top_p": 1.0, "top_k": None, "repetition_penalty": 1.0}),
+        ({"min_new_tokens": 2, "no_repeat_ngram_size": 3, "top_k": 4, "repetition_penalty": 1.5, "heat": 0.5},
+         {"temperature": 0.5, "top_p": 1.0, "top_k": 4, "repetition_penalty": 1.5, "min_new_tokens": 2,
+          "no_repeat_ngram_size": 3}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["named", "mapping"])
+def test_none_means_in_options_what_it_means_to_generate(
+    way: str, given: dict[str, object], options: dict[str, object]
+) -> None:
+    words = [name.partition("=")[0] for name in NONES.split(", ")]
+    said = {("temperature" if word == "heat" else word): word for word in words} | {"do_sample": "True"}
+    call = ", ".join(f"{name}={value}" for name, value in said.items())
+    if way == "mapping":
+        call = f"**({{}} if question is None else dict({call}))"
+    code = PROMPT + f"out = model.generate(**inputs, max_new_tokens=5, {call})" + decoded("inputs.input_ids.shape[1]")
+    code = f"def ask(given):\n    return answer('Why?', **given)\n\ndef answer(question, {NONES}):\n" + textwrap.indent(
+        code, "    "
+    )
+    source = "from transformers import AutoModelForCausalLM, AutoTokenizer\ntok = AutoTokenizer.from_pretrained('m')\n"
+    source += "model = AutoModelForCausalLM.from_pretrained('m')\n\n" + code
+    _, engine = run(draft_of(source, seen(question="x")), "ask", given)
+    nothing = {"min_new_tokens": 0, "no_repeat_ngram_size": None}
+    asked = {name: value for name, value in engine.calls[0][1].items() if nothing.get(name, ()) != value}
+    assert asked == {"max_new_tokens": 5, **options}
+    GenerationOptions(**engine.calls[0][1])
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("do_sample=hot, temperature=heat if hot else None", "heat if hot else 0.0"),
+        ("do_sample=hot, temperature=heat if question else 0.5", "(heat if question else 0.5) if hot else 0.0"),
+    ],
+)
+def test_a_temperature_that_is_chosen_by_a_condition_is_sampled_at_where_the_call_samples(
+    said: str, written: str
+) -> None:
+    code = PROMPT + f"out = model.generate(**inputs, {said})" + decoded("inputs.input_ids.shape[1]")
+    draft = body(code, parameters="question, hot=False, heat=0.7", question="x", hot=False)
+    assert f'"temperature": {written},' in draft.code
+
+
+@pytest.mark.parametrize("call", ["do_sample=True, min_p=0.1, top_p=0.9", "do_sample=True, min_p=least, top_p=most"])
+def test_min_p_beside_top_p_is_refused_where_the_source_or_a_golden_shows_both(call: str) -> None:
+    cuts = {"temperature": 0.5, "min_p": 0.1, "top_p": 0.9}
+    sampling = {name: {"value": value, "from": "caller"} for name, value in cuts.items()}
+    code = PROMPT + f"out = model.generate(**inputs, {call})" + decoded("inputs.input_ids.shape[1]")
+    rows = [{**row(), "sampling": sampling}] if "least" in call else ()
+    draft = body(code, parameters="question, least=0.1, most=0.9", rows=rows, question="x")
+    assert not draft.is_moved and "top_p and min_p are both in effect" in draft.todos[0].text
