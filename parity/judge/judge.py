@@ -726,7 +726,7 @@ def of_cut(comparison: Comparison) -> Cause | None:
             continue
         sentence = value_sentence(comparison)
         for stop in stops_told(comparison):
-            if rest.startswith(stop):
+            if rest.startswith(stop) or (stop.strip() and rest.lstrip().startswith(stop)):
                 proof = f"the ids are the same, and {stop!r} stands where one text ends"
                 return named_cause("stop", "likely", sentence, proof)
         proof = "the ids are the same; one text ends within an answer: at a stop, or cut otherwise"

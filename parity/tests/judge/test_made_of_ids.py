@@ -92,6 +92,13 @@ def test_a_value_may_hold_special_tokens_or_an_answer_that_is_cut_on_one_side_on
     assert str(found) == said
 
 
+def test_an_answer_that_is_stripped_behind_its_cut_ends_at_the_stop_too() -> None:
+    only = row(output_ids=ENDS_WITH_E, text="d\ne")
+    before, after = replace(case(only, value="d"), arguments={"stop": "e"}), case(only, value="d\ne")
+    found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
+    assert str(found) == "stop; likely"
+
+
 def test_what_cuts_an_answer_is_not_known_where_no_stop_stands_there() -> None:
     only = row(output_ids=ENDS_WITH_E, text="de")
     assert str(caused(only, only, "d", "de")) == "value; likely"
