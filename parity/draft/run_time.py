@@ -164,6 +164,7 @@ def said_words(said: Mapping[str, cst.BaseExpression]) -> str:
     there."""
     idle = {*READ, *WITHOUT_EFFECT} - {"max_new_tokens", "do_sample", "top_p", "min_p"}
     idle -= {"pad_token_id"} if "attention_mask" in said else set()
+    idle |= {"top_p", "min_p"} if constant(said.get("do_sample")) is False else set()
     is_unsaid = {
         name
         for name in ("max_new_tokens", "max_length", "do_sample")
