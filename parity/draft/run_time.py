@@ -160,16 +160,16 @@ def checkpoint_settings(seen: Observed) -> str:
 
 
 def said_words(said: Mapping[str, cst.BaseExpression]) -> str:
-    """What a call of generate says, as arguments of `checkpoint_settings`; not what changes nothing
-    there."""
-    idle = {*READ, *WITHOUT_EFFECT} - {"max_new_tokens", "do_sample", "top_p", "min_p"}
-    idle -= {"pad_token_id"} if "attention_mask" in said else set()
-    idle |= {"top_p", "min_p"} if constant(said.get("do_sample")) is False else set()
+    """What a call of generate says, as arguments of `checkpoint_settings`: all of it, where the
+    draft's `generation_options` takes what that returns; else what is not idle there."""
+    idle = set(WITHOUT_EFFECT) - ({"pad_token_id"} if "attention_mask" in said else set())
     is_unsaid = {
-        name
-        for name in ("max_new_tokens", "max_length", "do_sample")
-        if constant(said.get(name)) is None
+        name for name in ("max_new_tokens", "max_length") if constant(said.get(name)) is None
     }
+    if not any(name.startswith("**") for name in said):
+        idle |= {*READ} - {"max_new_tokens", "do_sample", "top_p", "min_p"}
+        idle |= {"top_p", "min_p"} if constant(said.get("do_sample")) is False else set()
+        is_unsaid |= {"do_sample"} if constant(said.get("do_sample")) is None else set()
     kept = {name: node for name, node in said.items() if name not in idle | is_unsaid}
     if any(name.startswith("**") for name in kept):
         [first, *further] = kept.values()

@@ -164,6 +164,8 @@ class Inquiry:
         """A later prompt may only hold what was made of an earlier answer: where the value differs
         still, it is likely."""
         back = f"with the old {one.what} put back"
+        if self.may_be_luck:
+            return "likely", f"{back}, the old answer comes back, which may be luck"
         if again is None or equal(self.old.value, again.value):
             return "confirmed", f"{back}, the old answer comes back"
         call = self.comparison.calls[one.difference.row or 0]

@@ -626,7 +626,8 @@ def of_invariant(findings: Findings) -> Judged | None:
     return drift(broken_cause(first))
 
 
-CHOOSING = {"sampling", "stop"}  # stages that act by the ids alone: equal ids acquit them
+# Stages, and fields of the model, that act by the ids alone: equal ids acquit them.
+CHOOSING = ("sampling.", "stop.", "batch.", "model.attention", "model.buffers")
 
 
 def of_equal_ids(findings: Findings) -> Judged | None:
@@ -638,7 +639,7 @@ def of_equal_ids(findings: Findings) -> Judged | None:
     if not comparison.has_same_ids:
         return None
     if comparison.counted:
-        if any(difference.stage not in CHOOSING for _, difference in comparison.counted):
+        if not all(name.startswith(CHOOSING) for name, _ in comparison.counted):
             return None
         has_gap = number_gap(findings.old.value, findings.new.value)
         untried = [name for name, _ in comparison.counted if inquiry.why_untried(name)]
@@ -725,7 +726,7 @@ def of_cut(comparison: Comparison) -> Cause | None:
         if not short.strip() or rest == long or not rest.strip() or long.strip() not in whole:
             continue
         sentence = value_sentence(comparison)
-        for stop in stops_told(comparison):
+        for stop in sorted(stops_told(comparison), key=len, reverse=True):
             if rest.startswith(stop) or (stop.strip() and rest.lstrip().startswith(stop)):
                 proof = f"the ids are the same, and {stop!r} stands where one text ends"
                 return named_cause("stop", "likely", sentence, proof)
@@ -738,7 +739,8 @@ def stops_told(comparison: Comparison) -> set[str]:
     """Texts that may be stops: those of the rows, and what the call was given."""
     rows = [row for pair in comparison.pairs for row in pair]
     told = {string for row in rows for string in entry(row, "stop", "strings") or ()}
-    return told | {text for _, text in leaves(comparison.old.arguments) if text}
+    given = {text for _, text in leaves(comparison.old.arguments)}
+    return told | {text for text in given if len(text) > 1 or not text.isalnum()} - {""}
 
 
 OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on both sides
@@ -911,12 +913,13 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
 
 
 def is_beyond_float32(old: Case, new: Case) -> bool:
-    """Whether numbers of a float32 path are further apart than any rounding of it."""
-    from parity.judge.numerics.answers import FAR
+    """Whether numbers of a float32 path are further apart than its rounding of a sum over all
+    tokens, one of which is off by FLOOR at most."""
     from parity.judge.numerics.errors import FLOOR
 
     gap = number_gap(old.value, new.value) or 0.0
-    return in_float32(old, new) and gap > FAR * FLOOR
+    tokens = sum(len(row["prompt_ids"]) + len(row["output_ids"]) for row in old.rows)
+    return in_float32(old, new) and gap > FLOOR * tokens
 
 
 TABLE: tuple[Callable[[Findings], Judged | None], ...] = (

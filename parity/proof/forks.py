@@ -134,4 +134,4 @@ def in_fork(job: Callable[[], Any], pipe: Connection) -> None:
         torch._C.set_num_threads(1)
     pipe.send(job())
     pipe.close()
-    os._exit(0)  # vLLM's and torch's own endings are the parent's
+    os._exit(0)  # the libraries' own endings are the parent's

@@ -49,7 +49,6 @@ class Score:
     name: str
     causes: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
-    seconds: float
 
     @property
     def caught(self) -> list[Outcome]:
@@ -269,9 +268,9 @@ def scored(job: tuple[str, str | None]) -> Iterator[Score]:
     jobs = {}
     for number, mutation in enumerate(chosen):
         jobs[number] = functools.partial(run_site_mutation, store, mutation)
-    for number, found, seconds in forked(jobs):
+    for number, found, _ in forked(jobs):
         mutation = chosen[number]
-        yield Score(mutation.name, mutation.causes, outcomes_of(found), seconds)
+        yield Score(mutation.name, mutation.causes, outcomes_of(found))
 
 
 def outcomes_of(found: tuple[Outcome, ...] | Died) -> tuple[Outcome, ...]:

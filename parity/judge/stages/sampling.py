@@ -22,6 +22,7 @@ from parity.judge.row import (
     is_drawn,
     min_tokens,
     prompt_of,
+    recorded_seed,
     request_of,
     seed_source,
     seeds_of,
@@ -198,7 +199,7 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     are on the other side. An engine's samples of a prompt have seeds one behind the other, so that
     those of n begin at n times the process's."""
     known: tuple[set[int], set[int]] = set(), set()
-    copies = Counter(prompt_of(old) for old, _ in pairs)
+    copies = Counter(asked_by(old) for old, _ in pairs)
     for number, (old, new) in enumerate(pairs):
         if not (old.get("sampling") and new.get("sampling")):
             continue
@@ -212,14 +213,19 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
             continue
         if "script" in (seed_source(old), seed_source(new)):
             continue  # it says nothing of the call
-        if not is_same_seed(old, new, known, copies[prompt_of(old)]):
+        if not is_same_seed(old, new, known, copies[asked_by(old)]):
             before = min(mine, default=None)
             after = min(theirs, default=None)
             yield Difference("sampling", "seed", before, after, number)
 
 
+def asked_by(row: Row) -> Any:
+    """What samples of one run have in common: their prompt, and the seed before it."""
+    return prompt_of(row), recorded_seed(row)
+
+
 def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]], copies: int) -> bool:
-    """known: seeds of the rows so far, old and new.   copies: rows of this prompt."""
+    """known: seeds of the rows so far, old and new.   copies: samples of this run."""
     mine = seeds_of(old)
     theirs = seeds_of(new)
     of_process = [seed_source(row) == "process" for row in (old, new)]

@@ -116,8 +116,13 @@ def tensor_bytes(tensor: Any) -> bytes:
     return f" {tensor.dtype} {tuple(tensor.shape)}".encode() + values
 
 
-# Of a config.json: who wrote it and how, and what the call decides.
-OF_NO_MODEL = {"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+# Of a config.json: who wrote it and how, what the tokenizer and the call decide, and what other
+# fields of a row say.
+OF_NO_MODEL = {
+    "transformers_version", "_name_or_path", "_commit_hash", "torch_dtype", "dtype", "use_cache",
+    "architectures", "auto_map", "attn_implementation", "_attn_implementation",
+    "quantization_config", "pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id",
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=16)
@@ -125,11 +130,20 @@ def config_on_disk(path: str) -> str | None:
     """A fingerprint of what a checkpoint's config.json says of its model: equal weights may be run
     otherwise."""
     file = Path(path, "config.json")
-    if not file.is_file():
+    if not path or not file.is_file():
         return None
-    said = json.loads(file.read_text(encoding="utf-8"))
-    kept = {name: said[name] for name in said.keys() - OF_NO_MODEL}
-    return fingerprint([json.dumps(kept, sort_keys=True).encode()])
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return short_digest(of_model(said)) if isinstance(said, dict) else None
+
+
+def of_model(said: Any) -> Any:
+    """What a part of a config.json says of the model, in one order."""
+    if not isinstance(said, dict):
+        return said
+    return {name: of_model(said[name]) for name in sorted(said.keys() - OF_NO_MODEL)}
 
 
 def note_folder(path: str) -> None:

@@ -291,6 +291,8 @@ NONE_SAID = {"temperature": 0.0, "top_p": 1.0, "top_k": 50, "min_p": 0.0, "repet
         ("max_new_tokens=5, repetition_penalty=1.1", {**TAKEN, **OWN}, {**NONE_SAID, **OWN}),
         ("**words", TAKEN, {"repetition_penalty": 1.0}),
         ("**words, do_sample=False", {"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
+        ("do_sample=True, temperature=0.7, **words", {**TAKEN, "temperature": 0.7}, {**NONE_SAID, "temperature": 0.7}),
+        ("repetition_penalty=1.1, top_k=0, **words", {**TAKEN, **OWN, "top_k": None}, OWN),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("made", ["Asker(path).ask(question)", "Careful().ask(question)"])

@@ -183,7 +183,7 @@ def test_a_mutation_of_a_call_site_is_named(name: str, store: Store) -> None:
     [mutation] = [mutation for mutation in SITE_MUTATIONS if mutation.name == name]
     mutation = dataclasses.replace(mutation, cases=("rollout/two-prompt-lengths",))
     outcomes = run_site_mutation(store, mutation)
-    score = Score(mutation.name, mutation.causes, outcomes, 0.0)
+    score = Score(mutation.name, mutation.causes, outcomes)
     assert score.named, score.line()
     assert not hasattr(gen_engine.GenerationEngine.generate_text_batch, "__wrapped__"), "everything is put back"
 

@@ -120,6 +120,17 @@ def test_other_weights_on_disk_are_named_where_none_are_read_in_memory(field: st
     assert found.sentence().endswith("was 1a/m of m/a1, is 2b/m of m/b2")
 
 
+@pytest.mark.parametrize("ids", [[4, 5], [4, 6]])
+def test_another_config_counts_where_the_answers_differ(ids: list[int]) -> None:
+    """Written by another release, or by hand: of equal weights that answer alike it is no matter."""
+    model = {"class": "M", "dtype": "float32", "weights": "w"}
+    old = {**ROW, "output_ids": [4, 5], "model": {**model, "config": "c1"}}
+    new = {**ROW, "output_ids": ids, "model": {**model, "config": "c2"}}
+    [found] = [one for one in differences(of(old), of(new)) if one.stage == "model"]
+    assert (found.name, found.counts) == ("model.config", ids == [4, 6])
+    assert not [one for one in differences(of(old), of({**new, "model": model})) if one.stage == "model"]
+
+
 def test_a_prompt_and_one_with_what_is_scored_behind_it_are_compared_by_their_ids() -> None:
     old = {"prompt_ids": [1, 2, 3], "output_ids": [], "scored": True, "prompt_text": "abc"}
     new = {**old, "prompt_text": "ab", "request": {"response": 1}}

@@ -204,6 +204,8 @@ def test_a_loop_of_n_seeds_is_n_samples_of_the_first() -> None:
     moved = differences(Case("s", "c", rows=(drawn(9),)), Case("s", "c", rows=many[:1]))
     assert [d.field for d in moved] == ["seed"]
     by_process = Case("s", "c", rows=tuple(drawn(8, source="process") for _ in range(3)))
+    runs = Case("s", "c", rows=tuple(drawn(seed, source="process") for seed in (41, 41, 42, 42)))
+    assert not differences(runs, Case("s", "c", rows=tuple(drawn(82, 82 + k) for k in range(4))))
     for first, fields in ((24, []), (16, ["seed"] * 3), (9, ["seed"] * 3)):  # as unsaid.md says to write it
         new = Case("s", "c", rows=tuple(drawn(first, first + k) for k in range(3)))
         assert [d.field for d in differences(by_process, new)] == fields

@@ -73,28 +73,29 @@ def test_an_order_of_scores_may_be_moved_by_rounding(dtype: str, certainty: str)
 @pytest.mark.parametrize(
     ("was", "now", "said"),
     [
-        ("de", "de#", "decode.skip_special_tokens; confirmed"),
-        ("so: de#", "so: de", "decode.skip_special_tokens; confirmed"),
-        ("d", "de", "stop; likely"),
-        ("de", "d", "stop; likely"),
-        ("d", "de.", "value; confirmed"),
-        ("", "de", "value; confirmed"),
+        ("def", "def#", "decode.skip_special_tokens; confirmed"),
+        ("so: def#", "so: def", "decode.skip_special_tokens; confirmed"),
+        ("d", "def", "stop; likely"),
+        ("def", "d", "stop; likely"),
+        ("de", "def", "value; likely"),  # of one letter: an argument, and no stop
+        ("d", "def.", "value; confirmed"),
+        ("", "def", "value; confirmed"),
     ],
 )
 def test_a_value_may_hold_special_tokens_or_an_answer_that_is_cut_on_one_side_only(
     was: str, now: str, said: str
 ) -> None:
     """The result has both texts, whichever the code takes; and the old code cut at a stop by hand."""
-    only = row(output_ids=ENDS_WITH_E, text="de")
-    before = replace(case(only, value=was), arguments={"until": ["x", "e"]})
+    only = row(output_ids=[4, 5, 6, 9], text="def")
+    before = replace(case(only, value=was), arguments={"until": ["x", "ef"], "mode": "f"})
     after = case(only, value=now)
     found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
     assert str(found) == said
 
 
 def test_an_answer_that_is_stripped_behind_its_cut_ends_at_the_stop_too() -> None:
-    only = row(output_ids=ENDS_WITH_E, text="d\ne")
-    before, after = replace(case(only, value="d"), arguments={"stop": "e"}), case(only, value="d\ne")
+    only = row(output_ids=ENDS_WITH_E, text="d\nef")
+    before, after = replace(case(only, value="d"), arguments={"stop": "ef"}), case(only, value="d\nef")
     found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
     assert str(found) == "stop; likely"
 

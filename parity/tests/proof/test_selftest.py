@@ -46,7 +46,7 @@ def test_a_mutation_is_judged_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_fork_that_dies_is_an_error_and_is_not_taken_for_caught() -> None:
     [(_, died, _)] = forked({0: lambda: os._exit(3)})
     assert died == Died(3)
-    score = Score("dies", ("sampling",), outcomes_of(died), 0.0)
+    score = Score("dies", ("sampling",), outcomes_of(died))
     assert [o.verdict for o in score.outcomes] == ["ERROR"]
     assert not score.caught
     assert "NOT CAUGHT" in score.line()
@@ -70,7 +70,7 @@ def test_a_fork_sets_its_threads_where_vllm_has_taken_the_name_away(monkeypatch:
 def test_a_result_counts_what_was_caught_and_named_and_what_was_surely_wrong() -> None:
     def score(name: str, cause: Cause | None) -> Score:
         found = Outcome("s", "c", "hf", "DRIFT" if cause else "IDENTICAL", cause=cause)
-        return Score(name, ("sampling",), (found,), 0.0)
+        return Score(name, ("sampling",), (found,))
 
     right, wrong = Cause("sampling.seed", "likely", ""), Cause("value", "confirmed", "")
     result = Result((score("a", right), score("b", wrong), score("c", None)), ())

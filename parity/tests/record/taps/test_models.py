@@ -72,6 +72,7 @@ def test_tensors_on_disk_of_what_is_no_checkpoint_is_none(tmp_path: Path) -> Non
         ({"rope_theta": 100.0, "transformers_version": "5.24.0", "dtype": "float32"}, True),
         ({"rope_theta": 10000.0}, False),
         ({"rope_theta": 100.0, "rms_norm_eps": 0.01}, False),
+        ({"rope_theta": 100.0, "pad_token_id": 0, "architectures": ["M"]}, True),
     ],
 )
 def test_config_on_disk_is_what_the_file_says_of_the_model(
@@ -84,3 +85,14 @@ def test_config_on_disk_is_what_the_file_says_of_the_model(
         found.append(config_on_disk(str(tmp_path / name)))
     assert (found[0] == found[1]) is is_same
     assert config_on_disk(str(tmp_path / "gone")) is None
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{ // a comment"])
+def test_config_on_disk_of_no_checkpoint_is_none(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was made of a config has no path, and the project may have a config.json."""
+    (tmp_path / "config.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert config_on_disk("") is None
+    assert config_on_disk(str(tmp_path)) is None
