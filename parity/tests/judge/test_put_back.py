@@ -121,6 +121,27 @@ def test_draws_that_come_back_by_luck_say_nothing_of_what_differs_behind() -> No
 
     found = cause_of(inquiry_of(old, new, seen, TOOLS.decode, rerun, TOOLS))
     assert str(found) == "sampling.top_p; likely"
+    by_luck = cause_of(inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: old, TOOLS))
+    assert by_luck is not None and str(by_luck) == "sampling.top_p; likely" and "may be luck" in by_luck.proof
+
+
+@pytest.mark.parametrize(
+    ("stage", "field", "name"),
+    [
+        ("messages", "", "prompt.messages; likely"),
+        ("model", "adapters", "model.adapters; likely"),
+        ("sampling", "repetition_penalty", "value; likely"),
+        ("model", "attention", "value; likely"),
+        ("batch", "side", "value; likely"),
+    ],
+)
+def test_equal_ids_acquit_only_what_acts_by_the_ids(stage: str, field: str, name: str) -> None:
+    """Another prompt, or adapter, is another request, though it is answered alike; a count beside it differs."""
+    old = case(row(output_ids=[4, 5, 9], text="de"), value={"said": "de", "turns": 6})
+    new = replace(old, value={"said": "de", "turns": 2})
+    seen = [Difference(stage, field, "a", "b", row=0), Difference("value", "", old.value, new.value)]
+    found = inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: new, TOOLS)
+    assert str(cause_of(found)) == name
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from parity.goldens.verdict import Cause, Check, Outcome, equal
 from parity.judge import tools
 from parity.judge.comparison import Comparison
 from parity.judge.equal import asked_otherwise, drawn_otherwise
+from parity.judge.judge import ask_numerics
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading
@@ -514,3 +515,25 @@ def test_where_a_goldens_adapter_is_is_known_of_the_moved_code(tmp_path: Path, m
         numerics.read("s", "vllm", {})
         [made] = numerics.groups
         assert (made.why, made.adapter, [*made.places]) == (why, "" if why else str(tmp_path), [("c", 1)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "now", "verdict"),
+    [
+        ("float32", [-1.25], "DRIFT"),
+        ("float32", [-1.0003], "ERROR"),  # as far as a sum of four tokens may round
+        ("bfloat16", [-1.25], "ERROR"),
+    ],
+)
+def test_numbers_of_several_models_are_judged_beyond_any_rounding_of_float32(
+    dtype: str, now: list[float], verdict: str
+) -> None:
+    """A policy and its reference have no numerics in common; what is read of neither explains a quarter of a nat."""
+    model = {"path": "m", "dtype": dtype}
+    read = {"prompt_ids": [1, 2], "output_ids": [], "scored": True, "model": model}
+    rows = (read, {**read, "inputs": {"keys": [], "adapters": ["f5"]}})
+    old, new = (Case("s", "c", rows=rows, value=value) for value in ([-1.0], now))
+    numerics, samples_of = SimpleNamespace(always=False), SimpleNamespace(backend="hf")
+    findings: Any = SimpleNamespace(numerics=numerics, old=old, new=new, samples=samples_of)
+    judged = ("DRIFT", Cause("value", "confirmed", ""), ())
+    assert ask_numerics(findings, judged)[0] == verdict
