@@ -627,6 +627,21 @@ def answer(path, question):
     assert engine.calls[0][0] == [PROMPTED]
 
 
+def test_rendered_text_of_a_pipeline_is_a_prompt_where_run_time_decides_the_checkpoint() -> None:
+    """It tokenizes with special tokens, too."""
+    source = f"""
+from transformers import pipeline
+
+def answer(path, question):
+    pipe = pipeline("text-generation", model=path)
+    tok = pipe.tokenizer
+    {RENDERED}
+    return pipe(text, do_sample=False, max_new_tokens=5, return_full_text=False)[0]["generated_text"]
+"""
+    _, engine = run(draft_of(source, seen(question="x")), "answer", "m", "Why?")
+    assert engine.calls[0][0] == [PROMPTED]
+
+
 @pytest.mark.parametrize("given", ["Why?", ["Why?"], ("Why?",)])
 @pytest.mark.parametrize("reads", [f"inputs = tok(question, {IDS_OF}, padding=True){ASKED}", "vllm"])
 def test_one_text_in_place_of_a_list_of_texts_is_one_prompt(reads: str, given: Any) -> None:

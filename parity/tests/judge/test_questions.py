@@ -535,5 +535,5 @@ def test_numbers_of_several_models_are_judged_beyond_any_rounding_of_float32(
     old, new = (Case("s", "c", rows=rows, value=value) for value in ([-1.0], now))
     numerics, samples_of = SimpleNamespace(always=False), SimpleNamespace(backend="hf")
     findings: Any = SimpleNamespace(numerics=numerics, old=old, new=new, samples=samples_of)
-    judged = ("DRIFT", Cause("value", "confirmed", ""), ())
+    judged: Any = ("DRIFT", Cause("value", "confirmed", ""), ())
     assert ask_numerics(findings, judged)[0] == verdict
