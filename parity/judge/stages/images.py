@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parity.goldens.verdict import Difference, equal
@@ -30,18 +30,18 @@ def image_differences(old: Row, new: Row) -> Iterator[Difference]:
             is_exact = name not in ("values", "fps")
             is_same = before == after if is_exact else equal(before, after, TOLERANCE)
             if not is_same:
-                words = words_of_pixels(one, other) if name == "sha256" else None
+                words = words_of_pixels(one, other, names) if name == "sha256" else None
                 yield Difference("images", name, before, after, words=words)
 
 
-def words_of_pixels(old: Row, new: Row) -> tuple[str, str]:
+def words_of_pixels(old: Row, new: Row, compared: Sequence[str]) -> tuple[str, str]:
     """What is known of two images of other pixels, that differs: their sizes; else the mean and
-    the deviation of what the processor made of them."""
+    the deviation of what the processor made of them, where these are compared."""
     sizes = size_words(old), size_words(new)
     if sizes[0] != sizes[1] or "" in sizes:
         return f"{sizes[0]} pixels".strip(), f"{sizes[1] or 'other'} pixels"
     values = value_words(old), value_words(new)
-    if values[0] == values[1] or "" in values:
+    if values[0] == values[1] or "" in values or "values" not in compared:
         return f"{sizes[0]} pixels", f"other {sizes[1]} pixels"
     return f"{sizes[0]} pixels {values[0]}", f"{sizes[1]} pixels {values[1]}"
 

@@ -68,3 +68,12 @@ def test_another_image_is_told_by_what_differs_not_by_a_digest(new: dict[str, An
     ]
     [found] = [difference for difference in STAGE.compare(*sides) if difference.field == "sha256"]
     assert found.sentence() == f"image.pixels {said}"
+
+
+def test_vllms_pixels_before_they_are_normalised_are_not_told_as_others() -> None:
+    image = {"sha256": "aa", "size": [72, 64], "values": [0.66, 0.52], "tokens": 4}
+    old = {"prompt_ids": [1], "output_ids": [], "images": [image], "model": {"backend": "hf"}}
+    raw = {**image, "sha256": "bb", "values": [150.0, 60.0]}
+    new = {**old, "images": [raw], "model": {"backend": "vllm"}}
+    [found] = STAGE.compare(old, new)
+    assert found.sentence() == "image.pixels was 72 × 64 pixels, is other 72 × 64 pixels"
