@@ -1,4 +1,4 @@
-"""Which libraries a command needs, and the line that installs those that are missing.
+"""Which libraries a command needs, the line that installs those that are missing, and how a process keeps them cheaply.
 
 Imports nothing but the standard library: it runs where nothing is installed.
 """
@@ -6,8 +6,10 @@ Imports nothing but the standard library: it runs where nothing is installed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,3 +69,46 @@ def import_if_possible(modules: Iterable[str]) -> None:
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+
+
+_freeze = getattr(gc.freeze, "__wrapped__", gc.freeze)  # a fork's may be a settled one's
+
+
+def settle(*modules: str) -> None:
+    """Import these, where that can be done, and leave all that is loaded by now out of garbage
+    collections, for the rest of this process. An engine on hf makes one when it ends, vLLM's make
+    eight on their way from load to end, and each would look through some millions of objects of the
+    libraries. vLLM also freezes all and thaws all: not here, or engines that are no more would
+    stay, and the libraries would be looked through again."""
+    import_if_possible(modules)
+    replace_kernels_once()
+    inspect_models_here()
+    gc.collect()
+    _freeze()
+    gc.freeze = gc.unfreeze = nothing
+
+
+@functools.wraps(_freeze)
+def nothing() -> None:
+    pass
+
+
+def replace_kernels_once() -> None:
+    """On a CPU, each of vLLM's engines looks through all that every module names for kernels to
+    replace, a third of its load; what the first has replaced stays so, also where a module is
+    imported later."""
+    name = "register_triton_kernel_overrides"
+    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    replace = getattr(platform, name, None)
+    if replace is not None and not hasattr(replace, "cache_info"):
+        setattr(type(platform), name, staticmethod(functools.cache(replace)))
+
+
+def inspect_models_here() -> None:
+    """To ask an architecture's class what it can do, vLLM starts another Python that imports all of
+    vLLM, ten seconds for each that its folder of caches does not know yet: a GPU is not to be
+    touched for that here. A CPU may be."""
+    registry = sys.modules.get("vllm.model_executor.models.registry")
+    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    if hasattr(registry, "_run_in_subprocess") and platform is not None and platform.is_cpu():
+        setattr(registry, "_run_in_subprocess", lambda asks: asks())  # noqa: B010 - a module's

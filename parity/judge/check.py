@@ -36,6 +36,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from parity.environment.libraries import settle
 from parity.goldens.acceptance import with_acceptances
 from parity.goldens.store import GoldenError, Store, chosen_cases, environment
 from parity.goldens.verdict import Check, Outcome, Policy
@@ -51,7 +52,7 @@ from parity.judge.sites import (
     named_function,
     pairs_asked,
 )
-from parity.judge.worker import Died, Worker, settle
+from parity.judge.worker import Died, Worker
 
 Result = TypeVar("Result")
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from parity.environment.libraries import settle
 from parity.goldens import store as golden
 from parity.judge.faults import own_fault
 from parity.judge.row import (
@@ -33,7 +34,6 @@ from parity.judge.row import (
 )
 from parity.judge.stages import order
 from parity.judge.stages.stage import Restore, as_fields
-from parity.judge.worker import settle
 from parity.record.taps.gen_engine import is_frames, listed_plugins
 from parity.record.taps.images import is_clip
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
-import gc
 import os
 import pickle
 import signal
@@ -29,7 +27,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from parity.environment.libraries import import_if_possible
 from parity.goldens.store import SettingsError
 from parity.record.calls import words_and_place
 
@@ -48,44 +45,6 @@ WORKER_PATIENCE = 10.0  # seconds that an idle process may take to end
 STANDARD = (1, 2)  # descriptors of stdout and stderr
 # seconds between two looks at whether the process lives: a child of it may hold the pipe open
 WORKER_TICK = 0.5
-
-
-_freeze = gc.freeze
-
-
-def settle(*modules: str) -> None:
-    """Import these, where that can be done, and leave all that is loaded by now out of garbage
-    collections, for the rest of this process. An engine on hf makes one when it ends, vLLM's make
-    eight on their way from load to end, and each would look through some millions of objects of the
-    libraries. vLLM also freezes all and thaws all: not here, or engines that are no more would
-    stay, and the libraries would be looked through again."""
-    import_if_possible(modules)
-    replace_kernels_once()
-    inspect_models_here()
-    gc.collect()
-    _freeze()
-    gc.freeze = gc.unfreeze = lambda: None
-
-
-def replace_kernels_once() -> None:
-    """On a CPU, each of vLLM's engines looks through all that every module names for kernels to
-    replace, a third of its load; what the first has replaced stays so, also where a module is
-    imported later."""
-    name = "register_triton_kernel_overrides"
-    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
-    replace = getattr(platform, name, None)
-    if replace is not None and not hasattr(replace, "cache_info"):
-        setattr(type(platform), name, staticmethod(functools.cache(replace)))
-
-
-def inspect_models_here() -> None:
-    """To ask an architecture's class what it can do, vLLM starts another Python that imports all of
-    vLLM, ten seconds for each that its folder of caches does not know yet: a GPU is not to be
-    touched for that here. A CPU may be."""
-    registry = sys.modules.get("vllm.model_executor.models.registry")
-    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
-    if hasattr(registry, "_run_in_subprocess") and platform is not None and platform.is_cpu():
-        setattr(registry, "_run_in_subprocess", lambda asks: asks())  # noqa: B010 - a module's
 
 
 _output: Path | None = None  # where processes write; None: where this one does

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from parity.environment.libraries import settle
 from parity.goldens.store import Store
-from parity.judge.worker import settle
 from parity.models.tasks import vision_tasks
 
 PROCESSES = 2

@@ -23,8 +23,7 @@ os.environ.setdefault("PARITY_CACHE", "")  # what one test reads is read again b
 
 import gen_engine
 from parity.cli.refusals import REFUSALS
-from parity.environment.libraries import collections_later
-from parity.judge.worker import settle
+from parity.environment.libraries import collections_later, settle
 from parity.models import real_model
 
 from .browser import NO_BROWSER

@@ -17,8 +17,8 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import gc
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -33,11 +33,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 LIBRARIES = (
     "torch",
@@ -68,6 +68,7 @@ READ_AT_IMPORT = (
 )
 # `become` sees to the first two; nothing is downloaded here.
 OF_NO_CONCERN = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_PROGRESS_BARS"}
+SETTLES = Path(__file__).parents[1] / "environment/libraries.py"
 ADDRESS, CLIENT = "socket", "python"  # in the server's folder
 MANY = 64  # files that a client may hand over
 HIGH = 500  # descriptors from here on are free in a fork
@@ -145,6 +146,27 @@ def running_server() -> Iterator[Path]:
 # == In the server ==
 
 
+def load_settle() -> Callable[..., None]:
+    """Of the harness, but none of its modules is to be in a fork."""
+    spec = importlib.util.spec_from_file_location("_libraries", SETTLES)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast(Callable[..., None], module.settle)
+
+
+def do_once() -> None:
+    """What vLLM's first engine of a process does that stays: kernels replaced, and the one compiled that ranks
+    log-probabilities, of two vocabularies: of any from then on."""
+    torch: Any = importlib.import_module("torch")
+    platforms, sampler = map(importlib.import_module, ("vllm.platforms", "vllm.v1.sample.sampler"))
+    platforms.current_platform.register_triton_kernel_overrides()
+    config: Any = importlib.import_module("torch._inductor.config")
+    config.compile_threads = 1  # others would be processes of the server
+    for vocabulary in (100, 101):
+        sampler.Sampler.gather_logprobs(torch.zeros(2, vocabulary), 1, torch.zeros(2, dtype=torch.int64))
+
+
 class Server:
     """One thread: a fork has no other."""
 
@@ -159,13 +181,11 @@ class Server:
     @functools.cached_property
     def variables_of_libraries(self) -> dict[str, str]:
         """What the libraries set when they are imported."""
-        gc.disable()
-        for name in LIBRARIES:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        gc.enable()
-        gc.collect()
-        gc.freeze()  # a collection in a fork would copy each page that it looks at
+        settle = load_settle()
+        settle(*LIBRARIES)
+        with contextlib.suppress(ImportError, AttributeError):  # no vLLM, or another release
+            do_once()
+        settle()  # a collection in a fork would copy each page that it looks at
         return {name: value for name, value in os.environ.items() if self.variables.get(name) != value}
 
     def serve(self) -> None:

@@ -44,7 +44,7 @@ def tell_found(found: Found) -> None:
 
 def ask_all(backend: str, seed: int, count: int) -> int:
     """Ask the pinned calls if `seed` is the first one's, then generated ones until the count."""
-    from parity.judge.worker import settle
+    from parity.environment.libraries import settle
     from parity.proof.fuzz.hostile_room import TEXT, VL, Room
 
     settle("transformers.generation", *(["vllm.entrypoints.llm"] if backend == "vllm" else []))

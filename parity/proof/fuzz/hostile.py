@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from parity.judge.worker import settle
+from parity.environment.libraries import settle
 from parity.proof.fuzz.child import PATIENCE, STARTING, Child, tell
 from parity.proof.matrix import README as README
 from parity.proof.matrix import write_between

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gen_engine import OptionError, load
-from parity.judge.worker import settle
+from parity.environment.libraries import settle
 from parity.proof.mutants.reach import Project, Reach, reach_of, this_project
 
 if TYPE_CHECKING:  # libcst, mutmut and pytest are of development
