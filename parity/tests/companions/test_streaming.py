@@ -49,6 +49,20 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind each token of an engine's thread, whoever reads the stream has its turn, however busy the machine is:
+    what waits together comes as one piece."""
+    push = RowWatch.push
+
+    def paused(watch: RowWatch, token: int) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.001)
+        return push(watch, token)
+
+    monkeypatch.setattr(RowWatch, "push", paused)
+
+
 def joined(pieces: Sequence[Piece]) -> dict[int, tuple[str, tuple[int, ...], Any]]:
     """The text, ids and result of each answer of a stream."""
     answers: dict[int, tuple[str, tuple[int, ...], Any]] = {}
