@@ -98,6 +98,7 @@ def test_generate_with_and_without_errors_gives_blocks_of_the_same_types() -> No
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Path]:
     """Ray runs: the file that a worker leaves which is killed."""
+    before = dict(os.environ)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray, mark = importlib.import_module("ray"), tmp_path / "killed"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # workers have not seen ours
@@ -106,6 +107,8 @@ def killed(tmp_path: Path) -> Iterator[Path]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
     yield mark
     ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)  # it leaves some, with which no other process would be a fork
 
 
 class Dying(Generate):
