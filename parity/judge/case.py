@@ -69,10 +69,12 @@ class Judge:
         is_done = not more and not always_asks and not self.explains
         if is_done and is_identical(comparison):
             return self.made(comparison, "IDENTICAL", seconds)
+        golden = old
         old, new = self.facts.alike(old, new)
         comparison = self.facts.weighed(Comparison(old, new, tools), more)
-        inquiry = self.inquiry(comparison)
-        findings = Findings(inquiry, self.samples, self.numerics, lambda: self.changing(old, new))
+        inquiry = self.inquiry(comparison, golden)
+        parts_that_change = functools.partial(self.changing, old, new, golden)
+        findings = Findings(inquiry, self.samples, self.numerics, parts_that_change)
         verdict, cause, notes = judge(findings)
         notes = (*notes, *lost_seeds(comparison))
         if said := self.other_again(inquiry, verdict):
@@ -115,18 +117,19 @@ class Judge:
             steps=tuple(agreement(comparison)),
         )
 
-    def inquiry(self, comparison: Comparison) -> Inquiry:
-        old = comparison.old
-        again = functools.partial(self.again, old)
+    def inquiry(self, comparison: Comparison, golden: Case) -> Inquiry:
+        again = functools.partial(self.again, comparison.old, golden)
         return Inquiry(comparison, again, agreement(comparison))
 
-    def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
+    def again(
+        self, old: Case, golden: Case, load: Mapping[str, Any], parts: frozenset[str]
+    ) -> Case | None:
         """A replay, whose rows are of the golden's kind; None where it cannot be made."""
         try:
             made = self.run(old, load, parts)
         except GoldenError:
             return None
-        return made and loops.of_one_kind(old, made)[1]
+        return made and loops.of_one_kind(golden, made)[1]
 
     def other_again(self, inquiry: Inquiry, verdict: Verdict) -> str:
         """What the new code does otherwise when it is called again with the same arguments; "" if
@@ -138,11 +141,11 @@ class Judge:
         again = inquiry.run({}, ())
         return "" if again is None else said_of_repeat(Comparison(new, again))
 
-    def changing(self, old: Case, new: Case) -> list[str]:
+    def changing(self, old: Case, new: Case, golden: Case) -> list[str]:
         """Parts of the new value that are others when the new code is run again, if they are all
         that differs."""
         time.sleep(1)  # for a clock of whole seconds
-        again = self.again(old, {}, frozenset())
+        again = self.again(old, golden, {}, frozenset())
         if again is None or not same_ids(new, again) or not same_ids(old, new):
             return []
         try:

@@ -41,7 +41,7 @@ Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, part
 # comes out; None where the case cannot be run so
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
-NOT_BACK = "putting it back does not bring the old answer back"
+NOT_BACK = "putting it back alone does not bring the old answer back"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class Inquiry:
             return False
         if equal(self.old.value, again.value):
             return True
-        if not by_ids or self.comparison.has_same_ids:
+        is_answered = any(row["output_ids"] for row in self.old.rows)
+        if not by_ids or not is_answered or self.comparison.has_same_ids:
             return False
         return same_ids(self.old, again) or self._restores_first_call(again)
 

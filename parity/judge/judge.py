@@ -70,6 +70,7 @@ from parity.judge.row import (
 from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
     TextPair,
+    are_exchanged,
     first_parting,
     is_reordered,
     leaves,
@@ -185,7 +186,28 @@ def of_calls(findings: Findings) -> Judged | None:
         return None
     if not all(is_same_answer_or_sample(*pair) for pair in comparison.pairs):
         return None
-    return None if comparison.counted else drift(other_number(comparison.old, comparison.new))
+    if comparison.counted:
+        return None
+    return drift(of_added(comparison) or other_number(comparison.old, comparison.new))
+
+
+def of_added(comparison: Comparison) -> Cause | None:
+    """What made another value, where the new code asks all that the old code does, and besides for
+    a greedy answer that does not show in what differs: that it is asked is no cause."""
+    paired_rows = {id(new) for _, new in comparison.pairs}
+    added = [row for row in comparison.new.rows if id(row) not in paired_rows]
+    if len(comparison.pairs) < len(comparison.old.rows):
+        return None
+    if any(row.get("scored") or is_drawn(row) for row in added):
+        return None
+    answers = [text_of(row).strip() for row in added]
+    for _, old, new in partings(comparison.old.value, comparison.new.value):
+        if isinstance(new, (list, Mapping)) or type(old) is not type(new):
+            return None
+        if any(str(new) in answer or answer in str(new) for answer in answers):
+            return None
+    proof = "the old requests have their old answers, and what is asked besides does not show"
+    return dataclasses.replace(made_of_ids(comparison), certainty="likely", proof=proof)
 
 
 def other_number(old: Case, new: Case, proof: str = "seen directly") -> Cause:
@@ -223,7 +245,7 @@ def of_places(comparison: Comparison) -> Cause | None:
     order them otherwise."""
     old = comparison.old
     new = comparison.new
-    if not is_reordered(old.value, new.value):
+    if not is_reordered(old.value, new.value) and not are_exchanged(old.value, new.value):
         return None
     is_rounded = any(row.get("scored") for row in old.rows) and not in_float32(old, new)
     certainty: Certainty = "likely" if is_rounded else "confirmed"
@@ -663,6 +685,8 @@ def made_of_ids(comparison: Comparison) -> Cause:
     is_sure = bool(comparison.pairs) and comparison.has_same_ids and not comparison.counted
     is_sure = is_sure and all(is_seen_alike(*pair) for pair in comparison.pairs)
     proof = "the ids are the same, and so is their text" if is_sure else "the ids are the same"
+    if comparison.is_forced:
+        proof = f"with the golden's ids forced, {proof}"
     if is_sure and are_fractions_of_no_score(comparison):
         is_sure = False
         proof += "; where the numbers come from was not seen"
@@ -856,9 +880,19 @@ def of_first(findings: Findings) -> Judged | None:
     for name, difference in findings.comparison.counted:
         if inquiry.is_possible(difference):
             why = inquiry.why_untried(name)
-            result = f"putting it back was not tried, because {why}" if why else NOT_BACK
-            return drift(difference_cause("likely", difference, f"the first difference; {result}"))
+            untried = f"putting it back was not tried, because {why}"
+            proof = f"the first difference; {untried if why else why_not_back(inquiry)}"
+            return drift(difference_cause("likely", difference, proof))
     return None
+
+
+def why_not_back(inquiry: Inquiry) -> str:
+    """What else may keep the old answer from coming back, where that is known."""
+    if any(is_drawn(row) for pair in inquiry.pairs for row in pair):
+        return f"{NOT_BACK}: what is sampled comes out otherwise all the same"
+    if not in_float32(inquiry.old, inquiry.new):
+        return f"{NOT_BACK}: in half precision rounding may part the answers all the same"
+    return NOT_BACK
 
 
 # == Nothing but arithmetic is left ==

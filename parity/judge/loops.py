@@ -106,6 +106,7 @@ def weights_in(row: Row) -> Any:
     return model.get("files") or model.get("path")
 
 
+Prompts = Collection[tuple[int, ...]]
 PARTS = ("cut", "behind", RESPONSE)  # of a request: its ids are not its text alone
 OF_ALL_IDS = (
     "marks",
@@ -120,11 +121,19 @@ def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
 def as_read(case: Case, other: Case, lacks_last: bool = False) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
-    logits, or read what a draft guessed: so do its rows, then.   lacks_last: whether the other side
-    may have left one out; an engine does not."""
+    logits, or read what a draft guessed: so do its rows, then. Where both sides score responses,
+    none is left out.   lacks_last: whether the other side may have left an id out; an engine does
+    not."""
     known = {prompt_of(row) for row in other.rows}
     cut = {prompt_of(row) for row in other.rows if lacks_last and not is_whole_text(row)}
-    return replace(case, rows=tuple(read_as(row, known, cut) for row in case.rows))
+    cut -= set(map(prompt_of, case.rows))
+    alone = set() if any(map(response_of, other.rows)) else known
+    return replace(case, rows=tuple(read_as(row, known, cut, alone) for row in case.rows))
+
+
+def response_of(row: Row) -> int:
+    """How many ids of a prompt are a response that is scored."""
+    return request_of(row).get(RESPONSE) or 0
 
 
 def is_whole_text(row: Row) -> bool:
@@ -132,9 +141,9 @@ def is_whole_text(row: Row) -> bool:
     return row.get("prompt_text") is not None and request_of(row).keys().isdisjoint(PARTS)
 
 
-def read_as(row: Row, known: Collection[tuple[int, ...]], cut: Collection[tuple[int, ...]]) -> Row:
+def read_as(row: Row, known: Prompts, cut: Prompts, alone: Prompts) -> Row:
     """A row whose prompt is as the other side read it.   known: prompts of the other side.
-    cut: those that may lack a last id."""
+    cut: those that may lack a last id.   alone: those that may lack a response."""
     ids = row["prompt_ids"]
     request = request_of(row)
     response = request.get(RESPONSE)
@@ -143,8 +152,8 @@ def read_as(row: Row, known: Collection[tuple[int, ...]], cut: Collection[tuple[
     found = tuple(ids[:-1])
     if found not in cut:
         found = tuple(ids[: len(ids) - response])
-        is_cut = any(is_end(found, prompt) for prompt in known)
-        if found not in known and not is_cut:
+        is_cut = any(is_end(found, prompt) for prompt in alone)
+        if found not in alone and not is_cut:
             return row
     inputs = row.get("inputs")
     seen = {} if inputs is None else {"inputs": without_digests(inputs)}

@@ -91,6 +91,19 @@ def is_reordered(old: Any, new: Any) -> bool:
     return bool(lists) and all(has_same_parts(*pair) for pair in lists)
 
 
+def are_exchanged(old: Any, new: Any) -> bool:
+    """Whether all that differs are parts of several entries of a list that stand in other entries,
+    such as each one's answer beside what it was asked."""
+    fields: dict[Path, list[Parting]] = {}
+    for parting in partings(old, new):
+        name = tuple(... if isinstance(key, int) else key for key in parting[0])
+        fields.setdefault(name, []).append(parting)
+    if not any(isinstance(part, str) for group in fields.values() for _, part, _ in group):
+        return False
+    groups = [([one for _, one, _ in group], [b for _, _, b in group]) for group in fields.values()]
+    return all(has_same_parts(*group) for group in groups)
+
+
 def unequal_lists(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
     """The outermost lists that differ; where something else differs, that."""
     if equal(old, new):

@@ -638,7 +638,7 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     monkeypatch.setattr(samples.Samples, "judge", lambda *_, **__: (drawn_as, None, ()))
-    findings = Findings(judge.inquiry(Comparison(old, new)), judge.samples, None, list)
+    findings = Findings(judge.inquiry(Comparison(old, new), old), judge.samples, None, list)
     found = of_draws(findings)
     assert (found and found[0]) == verdict
 

@@ -73,7 +73,7 @@ def test_judge_passes_a_harness_fault_on_and_a_golden_error_not(tmp_path: Path) 
         def run(*given: Any) -> Case:
             raise error
 
-        return Judge(Store(tmp_path), "hf", run).again(old, {}, frozenset())
+        return Judge(Store(tmp_path), "hf", run).again(old, old, {}, frozenset())
 
     assert judge_with(GoldenError("cannot be put back")) is None
     with pytest.raises(HarnessFault):

@@ -58,7 +58,7 @@ RAISED = "OptionError: no such field 'num_beams'"
 @pytest.mark.parametrize(
     ("again", "said"),
     [
-        (NEW, "not sampling.repetition_penalty alone: putting it back does not bring the old answer back"),
+        (NEW, "not sampling.repetition_penalty alone: putting it back alone does not bring the old answer back"),
         (
             replace(NEW, raised=RAISED),
             "putting sampling.repetition_penalty back was not tried, because the run with it ended",

@@ -12,7 +12,7 @@ import pytest
 from parity.goldens.store import Case, Store
 from parity.goldens.verdict import Cause, Outcome
 from parity.judge import case as check
-from parity.judge import site
+from parity.judge import loops, site
 from parity.judge.numerics import samples
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stage import KEPT
@@ -49,6 +49,70 @@ def test_a_row_with_anothers_pixel_budget_is_no_other_rows_answer() -> None:
     mixed = {**second, "images": [{**pictures[0][0], "tokens": 30}]}
     found = found_with(case(mixed, second), "alone", case(first, second))
     assert found is not None and (found.name, found.certainty) == ("image.tokens", "confirmed")
+
+
+OTHER = {
+    **FIRST,
+    "prompt_ids": [3, 3],
+    "prompt_text": "cc",
+    "messages": ["c", "c"],
+    "output_ids": [6, 7, 9],
+    "text": "fg",
+}
+
+
+@pytest.mark.parametrize(
+    ("now", "name"),
+    [
+        ([{"ask": "b", "said": "fg", "words": 3}, {"ask": "c", "said": "de", "words": 3}], "order"),
+        ([{"ask": "b", "said": "fg", "words": 2}, {"ask": "c", "said": "de", "words": 3}], "value"),
+        ([{"ask": "b", "said": "fg", "words": 3}, {"ask": "c", "said": "d", "words": 3}], "value"),
+    ],
+)
+def test_answers_that_are_exchanged_beside_what_was_asked_are_anothers(now: Any, name: str) -> None:
+    """As where requests are sorted before they are asked, and their answers are not sorted back."""
+    was = [{"ask": "b", "said": "de", "words": 3}, {"ask": "c", "said": "fg", "words": 3}]
+    found = caused(case(FIRST, OTHER, value=was), case(FIRST, OTHER, value=now))
+    assert found is not None and (found.name, found.certainty) == (name, "confirmed")
+
+
+# == Other requests ==
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"mean": 0.5, "said": "de"}, "value; likely"),
+        ({"mean": 0.25, "said": "fg"}, "calls; confirmed"),  # its answer shows
+        ({"mean": 0.25, "said": "de", "more": 1}, "calls; confirmed"),
+    ],
+)
+def test_what_is_asked_besides_is_the_cause_only_where_it_may_show(value: Any, name: str) -> None:
+    old = case(FIRST, value={"mean": 0.25, "said": "de"})
+    assert str(caused(old, case(FIRST, OTHER, value=value))) == name
+    warm = {**drawn([6, 7, 9], None), "prompt_ids": [3, 3]}
+    assert str(caused(old, case(FIRST, warm, value=value))) == "calls; confirmed", "a vote may count it"
+
+
+def scored(ids: list[int], response: int) -> dict[str, Any]:
+    return {"prompt_ids": ids, "output_ids": [], "scored": True, "request": {"response": response} if response else {}}
+
+
+@pytest.mark.parametrize("more", [{"prompt_ids": [1, 2], "output_ids": [7]}, scored([1, 2], 0)])
+def test_no_response_is_left_out_where_both_sides_score_responses(more: dict[str, Any]) -> None:
+    """Whatever else reads the prompt alone, as a greedy call or a perplexity do."""
+    rows = [scored([1, 2, 3], 1), scored([1, 2, 4], 1), scored([1, 2], 0)]
+    others = [scored([1, 2, 5], 1), scored([1, 2, 6], 1), scored([1, 2], 0), more]
+    old, new = loops.of_one_kind(Case("s", "c", rows=tuple(rows)), Case("s", "c", rows=tuple(others)))
+    assert [one["prompt_ids"] for one in old.rows] == [[1, 2, 3], [1, 2, 4], [1, 2]]
+    assert [one["prompt_ids"] for one in new.rows][:2] == [[1, 2, 5], [1, 2, 6]]
+
+
+def test_ids_that_were_only_read_are_not_the_old_answer_that_comes_back() -> None:
+    read = case(scored([1, 2, 3], 1), value=[0.25])
+    new = case(scored([1, 2, 4], 1), scored([1, 2], 0), value=[0.5])
+    inquiry = inquiry_of(read, new)
+    assert not inquiry.restores(replace(read, value=[0.5])) and inquiry.restores(read)
 
 
 # == Ends ==
@@ -220,5 +284,5 @@ def test_a_replay_is_without_what_the_new_code_reads_beside_it(tmp_path: Path) -
     """As where it asks the bare model for hidden states: a row that is only read is none of the golden's answers."""
     read = {**FIRST, "prompt_ids": [2, 3, 4, 5], "output_ids": [], "scored": True}
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: case(FIRST, read, value=["de"]))
-    again = judge.again(case(FIRST), {}, frozenset())
+    again = judge.again(case(FIRST), case(FIRST), {}, frozenset())
     assert again is not None and [one["output_ids"] for one in again.rows] == [FIRST["output_ids"]]
