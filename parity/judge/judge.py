@@ -773,7 +773,11 @@ OtherText = tuple[str, str, str]  # a cause's name, and what equal ids became on
 def text_cause(found: OtherText, certainty: Certainty, proof: str) -> Cause:
     name, before, after = found
     was, now = excerpts(before, after)
-    return named_cause(name, certainty, f"the text was {was}, is {now}", proof)
+    said = f"the text was {was}, is {now}"
+    if name == "stop":
+        short, long = sorted((before, after), key=len)
+        said = f"{said}, {'with' if after == long else 'without'} the stop {long[len(short) :]!r}"
+    return named_cause(name, certainty, said, proof)
 
 
 def texts_of_answers(comparison: Comparison, pairs: Pairs) -> Iterator[OtherText]:

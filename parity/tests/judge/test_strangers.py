@@ -118,6 +118,13 @@ def test_ids_that_were_only_read_are_not_the_old_answer_that_comes_back() -> Non
 # == Ends ==
 
 
+def test_a_stop_that_is_kept_on_one_side_alone_is_named() -> None:
+    """As where include_stop is lost."""
+    kept, cut = ({**row(stop={"strings": ["e"]}), "output_ids": [4, 5], "text": text} for text in ("de", "d"))
+    found = caused(case(kept, value=["de"]), case(cut, value=["d"]))
+    assert found is not None and found.name == "stop" and found.sentence.endswith("is 'd', without the stop 'e'")
+
+
 @pytest.mark.parametrize(
     ("told", "goes_on"),
     [
