@@ -70,7 +70,6 @@ from parity.judge.row import (
 from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
     TextPair,
-    are_exchanged,
     first_parting,
     is_reordered,
     leaves,
@@ -245,7 +244,7 @@ def of_places(comparison: Comparison) -> Cause | None:
     order them otherwise."""
     old = comparison.old
     new = comparison.new
-    if not is_reordered(old.value, new.value) and not are_exchanged(old.value, new.value):
+    if not is_reordered(old.value, new.value):
         return None
     is_rounded = any(row.get("scored") for row in old.rows) and not in_float32(old, new)
     certainty: Certainty = "likely" if is_rounded else "confirmed"

@@ -85,34 +85,15 @@ def texts_apart(old: Any, new: Any) -> list[TextPair] | None:
 
 
 def is_reordered(old: Any, new: Any) -> bool:
-    """Whether some list of two values holds the same parts in another order, and nothing else
-    differs."""
-    lists = list(unequal_lists(old, new))
-    return bool(lists) and all(has_same_parts(*pair) for pair in lists)
-
-
-def are_exchanged(old: Any, new: Any) -> bool:
-    """Whether all that differs are parts of several entries of a list that stand in other entries,
-    such as each one's answer beside what it was asked."""
-    fields: dict[Path, list[Parting]] = {}
-    for parting in partings(old, new):
-        name = tuple(... if isinstance(key, int) else key for key in parting[0])
-        fields.setdefault(name, []).append(parting)
-    if not any(isinstance(part, str) for group in fields.values() for _, part, _ in group):
-        return False
-    groups = [([one for _, one, _ in group], [b for _, _, b in group]) for group in fields.values()]
-    return all(has_same_parts(*group) for group in groups)
-
-
-def unequal_lists(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """The outermost lists that differ; where something else differs, that."""
-    if equal(old, new):
-        return
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
-        for key in old:
-            yield from unequal_lists(old[key], new[key])
-    else:
-        yield old, new
+    """Whether all that differs are parts of a list's entries that stand in other entries: whole, or
+    one field of each, such as an answer beside what was asked."""
+    fields: dict[Path, tuple[list[Any], list[Any]]] = {}
+    for path, before, after in partings(old, new):
+        entry = next((at for at, key in enumerate(path) if isinstance(key, int)), len(path))
+        was, now = fields.setdefault((*path[:entry], ..., *path[entry + 1 :]), ([], []))
+        was.append(before)
+        now.append(after)
+    return bool(fields) and all(has_same_parts(*field) for field in fields.values())
 
 
 def has_same_parts(old: Any, new: Any) -> bool:
