@@ -197,7 +197,9 @@ class Calls(Expressions):
     def made_llm(self, node: cst.Call, scope: Scope) -> Value:
         other = ("tokenizer", "tokenizer_mode")
         words = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in other]
-        load = vllm_load(node.with_changes(args=words), self.seen)
+        dtype = self.word("vllm_dtype")
+        is_free = not self.is_checkpoint_known
+        load = vllm_load(node.with_changes(args=words), self.seen, dtype, is_free)
         said = keywords_of(node)
         self.note_tokenizer(said.get("tokenizer"), load, scope)
         if constant(said.get("tokenizer_mode", literal("auto"))) != "auto":
@@ -246,7 +248,7 @@ class Calls(Expressions):
         if not part:
             return None
         if part == "model":
-            load = transformers_load(node, self.seen)
+            load = transformers_load(node, self.seen, self.word("engine_dtype"))
             return self.loaded(load, "model", scope)
         path = node.args[0].value
         details = {"path": self.plain_node(path, scope)}
@@ -295,7 +297,8 @@ class Calls(Expressions):
             return replace(value, kind="pipeline")
         words = [cst.Arg(model)]
         words += [cst.Arg(v, cst.Name(k)) for k, v in said.items() if k != "tokenizer"]
-        load = transformers_load(cst.Call(cst.Name("load"), words), self.seen)
+        call = cst.Call(cst.Name("load"), words)
+        load = transformers_load(call, self.seen, self.word("engine_dtype"))
         self.note_tokenizer(said.get("tokenizer"), load, scope)
         return self.loaded(load, "pipeline", scope)
 
@@ -1208,7 +1211,9 @@ class Calls(Expressions):
         if said:
             raise Unsure(f"`{code_of(node)}` is told {', '.join(said)}", MISSING)
         assert base.node is not None
-        made = self.call_of(base.node, "generate_text_batch", requests, options, scope)
+        has_images = name == "generate" and self.may_hold_images()
+        verb = "generate_vlm_batch" if has_images else "generate_text_batch"
+        made = self.call_of(base.node, verb, requests, options, scope)
         return Value(made, "vllm_outputs", details={} if samples is None else {"samples": samples})
 
     def vllm_options(
@@ -1229,10 +1234,17 @@ class Calls(Expressions):
             is_one = value.role == "request"
             return cst.List([cst.Element(value.node)]) if is_one else value.node
         node = self.as_plain(value, given, scope)
-        is_list = self.is_list(value, given, {"padding": literal(True)})
-        made = self.raw_requests(node, is_list, None, scope).node
-        assert made is not None
-        return made
+        if is_rendered or are_texts(given):
+            is_list = value.role == "request_list" or kind_of(given) == "list"
+            made = self.raw_requests(node, is_list, None, scope).node
+            assert made is not None
+            return made
+        lies = f", {self.word('as_it_lies')}" if self.may_hold_images() else ""
+        return parse(f"{self.word('as_requests')}({{node}}{lies})", node=node)
+
+    def may_hold_images(self) -> bool:
+        """Whether prompts of vLLM are mappings with images."""
+        return "multi_modal_data" in self.source
 
     def vllm_chats(
         self,
@@ -1375,6 +1387,15 @@ def image_words(images: cst.BaseExpression, processor: Value) -> list[str]:
     details = processor.details
     vlm = {name: details[name] for name in ("min_pixels", "max_pixels") if name in details}
     return [f'"images": {code_of(images)}', *([f'"vlm": {code_of(mapping(vlm))}'] if vlm else [])]
+
+
+def are_texts(prompts: cst.BaseExpression) -> bool:
+    """Whether the source shows that what vLLM is given is a text, or a list of texts."""
+    if isinstance(prompts, cst.ListComp):
+        return kind_of(prompts.elt) == "text"
+    if isinstance(prompts, cst.List):
+        return all(kind_of(element.value) == "text" for element in prompts.elements)
+    return kind_of(prompts) == "text"
 
 
 def raw_request(text: cst.BaseExpression, ids: str | None) -> cst.BaseExpression:

@@ -561,7 +561,7 @@ class ModuleDraft(Statements):
     def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
         """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
         statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
-        wanted = dtype_value(self.plain_node(dtype, scope))
+        wanted = dtype_value(self.plain_node(dtype, scope), self.word("engine_dtype"))
         is_behind = m.matches(node.func, m.Attribute(value=m.Call()))
         loads = (self.word("load"), self.word("load_engine"))
         is_load = is_behind and isinstance(base.node, cst.Call) and dotted(base.node.func) in loads
@@ -832,7 +832,11 @@ class ModuleDraft(Statements):
     def engine_lines(self) -> dict[str, Sequence[str]]:
         """What makes the engine, or the tokenizer, that a recorded function is given."""
         path = repr(self.seen.models[0]) if self.seen.models else ""
-        words = self.loads[0].keywords if self.loads else {}
+        words = dict(self.loads[0].keywords) if self.loads else {}
+        dtype = words.get("dtype")
+        if isinstance(dtype, cst.Call) and dotted(dtype.func) == self.word("vllm_dtype"):
+            args = [dtype.args[0].with_changes(value=parse(path or "None")), *dtype.args[1:]]
+            words["dtype"] = dtype.with_changes(args=args)
         said = "".join(f", {name}={code_of(node)}" for name, node in words.items())
         load = f"{self.word('load')}({path}{said})"
         tokenizer = f"{load}.tokenizer"

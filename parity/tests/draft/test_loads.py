@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gen_engine import GenerationOptions
 from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
@@ -618,7 +620,7 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 
 def answer(path, question):
-    llm = LLM(path)
+    llm = LLM(path, dtype="float32")
     tok = llm.get_tokenizer()
     {RENDERED}
     return llm.generate([text], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
@@ -648,7 +650,9 @@ def test_one_text_in_place_of_a_list_of_texts_is_one_prompt(reads: str, given: A
     """It was asked letter by letter."""
     source = FREE + "    " + reads
     if reads == "vllm":
-        source = "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path)\n"
+        source = (
+            "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path, dtype='half')\n"
+        )
         source += "    return llm.generate(question, SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text\n"
     _, engine = run(draft_of(source, seen(question=["x", "y"])), "answer", "m", given)
     assert engine.calls[0][0] == [{"prompt": "Why?"}]
@@ -709,3 +713,116 @@ def test_what_a_checkpoint_sets_is_read_where_another_one_may_be_loaded(loads: l
 
 
 ASKS = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
+
+
+OF_VLLM = """
+from vllm import LLM, SamplingParams
+
+def answer(path, question, dtype="auto"):
+    llm = LLM(model=path, LOAD)
+    return llm.generate([question], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "asked"),
+    [
+        ("max_model_len=64", {}),
+        ('dtype="auto", revision="v2", trust_remote_code=False', {"revision": "v2"}),
+        ("dtype=dtype", {"dtype": "auto"}),
+    ],
+)
+def test_dtype_of_vllm_is_asked_for_at_run_time_where_run_time_decides_the_checkpoint(
+    load: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of the goldens' checkpoint."""
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    class EngineArgs:
+        def __init__(self, model: str, **fields: Any) -> None:
+            made.append((model, fields))
+
+        def create_model_config(self) -> Any:
+            return SimpleNamespace(dtype="torch.float16")
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(EngineArgs=EngineArgs))
+    draft = draft_of(OF_VLLM.replace("LOAD", load), seen(rows=rows_in("bfloat16"), question="x"))
+    _, engine = run(draft, "answer", "other", "Why?")
+    assert engine.loads[0][1]["dtype"] == "float16" and made == [("other", asked)]
+
+
+@pytest.mark.parametrize(("load", "dtype"), [("dtype='half'", "float16"), ("dtype=torch.float32", "float32")])
+def test_dtype_of_vllm_that_the_source_says_is_said_to_load(load: str, dtype: str) -> None:
+    draft = draft_of(OF_VLLM.replace("LOAD", load), seen(rows=rows_in("bfloat16"), question="x"))
+    assert run(draft, "answer", "other", "Why?")[1].loads[0][1]["dtype"] == dtype
+
+
+def test_auto_dtype_of_vllm_is_the_goldens_where_the_source_names_the_checkpoint() -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='auto'").replace("model=path", "model='m'")
+    draft = draft_of(source, seen(rows=rows_in("bfloat16"), question="x"))
+    assert run(draft, "answer", "m", "Why?")[1].loads == [("m", {"backend": "vllm", "dtype": "bfloat16"})]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("auto", None), (None, None), ("float32", "float32"), (torch.bfloat16, "bfloat16")]
+)
+def test_dtype_that_a_parameter_holds_is_translated_at_run_time(given: Any, dtype: str | None) -> None:
+    code = FREE.replace("question", 'question, dtype="auto"') + ASKS_FREE
+    code = code.replace("LM.from_pretrained(path", "LM.from_pretrained(path, dtype=dtype")
+    _, engine = run(draft_of(code, seen(question="x")), "answer", "m", "Why?", given)
+    assert engine.loads == [("m", {"dtype": dtype})]
+
+
+ASKS_FREE = asks("max_new_tokens=5, do_sample=False")
+
+
+@pytest.mark.parametrize(
+    ("given", "requests"),
+    [
+        ("Why?", [{"prompt": "Why?"}]),
+        (["Why?", "So?"], [{"prompt": "Why?"}, {"prompt": "So?"}]),
+        ([5, 6], [{"prompt_token_ids": [5, 6]}]),
+        ([[5, 6], [7]], [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7]}]),
+        ({"prompt_token_ids": (5, 6), "prompt": "so"}, [{"prompt_token_ids": [5, 6]}]),
+        ([{"prompt": "Why?", "multi_modal_data": None}, "So?"], [{"prompt": "Why?"}, {"prompt": "So?"}]),
+    ],
+)
+def test_prompts_of_vllm_are_what_they_are_when_the_draft_runs(given: Any, requests: list[Any]) -> None:
+    """Goldens of texts made a text of each mapping."""
+    source = OF_VLLM.replace("LOAD", "dtype='half'").replace("[question]", "question")
+    _, engine = run(draft_of(source, seen(question=["x"])), "answer", "m", given)
+    assert engine.calls[0][0] == requests
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"prompt_embeds": 1}, [{"prompt": "x", "mm_processor_kwargs": {}}], [{"prompt": "x", "multi_modal_data": {}}]],
+)
+def test_prompt_of_vllm_that_is_not_moved_is_refused(given: Any) -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='half'").replace("[question]", "question")
+    with pytest.raises(ValueError, match="a prompt of .*: only texts, ids and images are moved"):
+        run(draft_of(source, seen(question=["x"])), "answer", "m", given)
+
+
+class Picture:
+    """An image with EXIF."""
+
+    def __init__(self, exif: Sequence[int] = (5,)) -> None:
+        self.exif = list(exif)
+        self.info: dict[str, Any] = {}
+
+    def copy(self) -> Picture:
+        return Picture(self.exif)
+
+    def getexif(self) -> list[int]:
+        return self.exif
+
+
+def test_images_of_a_prompt_of_vllm_are_those_of_its_request() -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='half'")
+    source = source.replace("[question]", "[{'prompt': 'See <image>', 'multi_modal_data': {'image': question}}]")
+    draft = draft_of(source, seen(question="x"))
+    _, engine = run(draft, "answer", "m", Picture())
+    [[request], _] = engine.calls[0]
+    assert request["prompt"] == "See <image>" and [one.exif for one in request["images"]] == [[]]
+    assert "generate_vlm_batch" in draft.code
