@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import libcst as cst
@@ -562,7 +562,7 @@ class Calls(Expressions):
         if "videos" in said and constant(said["videos"]) is not None:
             what = f"`{code_of(node)}` takes videos"
             raise Unsure(what, "videos are not drafted", "companions/video.py")
-        self.refuse_truncation(said, node)
+        longest = self.longest_prompt(said, node, scope)
         text = said.get("text")
         if text is None:
             raise Unsure(f"`{code_of(node)}`", "its text is not seen")
@@ -570,24 +570,39 @@ class Calls(Expressions):
         requests = self.requests_of(value, text, said, base, scope)
         images = said.get("images")
         if images is not None and constant(images) is not None:
-            return self.with_images(requests, images, base, scope)
-        return requests
+            requests = self.with_images(requests, images, base, scope)
+        if longest is None:
+            return requests
+        return replace(requests, details={**requests.details, "longest": longest})
 
-    def refuse_truncation(self, said: dict[str, cst.BaseExpression], node: cst.Call) -> None:
+    def longest_prompt(
+        self, said: dict[str, cst.BaseExpression], node: cst.Call, scope: Scope
+    ) -> cst.BaseExpression | None:
+        """How many tokens a prompt has at most, of a tokenizer that cuts longer ones; None where
+        none is cut, or where generate does not see what says how many. Raises Unsure."""
         truncation = said.get("truncation")
         if truncation is None or constant(truncation) in (False, None):
-            return
+            return None
         limit = constant(said.get("max_length"))
         longest = max((len(row.get("prompt_ids", ())) for row in self.seen.rows), default=0)
         if isinstance(limit, int) and longest >= limit:
             what = f"`{code_of(node)}` cuts prompts that are too long"
             why = "the goldens may show cut prompts"
             raise Unsure(what, why, "cut prompt_token_ids as the old code did")
-        most = code_of(said["max_length"]) if "max_length" in said else "model_max_length"
+        most = said.get("max_length", literal(None))
+        words = "model_max_length" if constant(most) is None else code_of(most)
+        if constant(most) is None:
+            most = parse("min({tokenizer}.model_max_length, 2**63 - 1)", tokenizer=node.func)
+        is_refused = isinstance(limit, int) or self.generates(scope)
         self.note(
-            f"the tokenizer cut prompts of more than {most} tokens, which no golden shows; the "
-            "draft refuses those that do not fit into the model's window"
+            f"the tokenizer cut prompts of more than {words} tokens, which no golden shows; the "
+            f"draft {'refuses those' if is_refused else 'neither cuts nor refuses those'}"
         )
+        return self.plain_node(most, scope) if is_refused else None
+
+    def generates(self, scope: Scope) -> bool:
+        """Whether the function itself calls generate."""
+        raise NotImplementedError
 
     def requests_of(
         self,
@@ -774,10 +789,15 @@ class Calls(Expressions):
                 "what it stops at is code of the old function",
                 self.criteria_of(criteria, scope),
             )
+        of_config: Set[str] = set()
         if "generation_config" in said:
-            said = {**self.config_words(said.pop("generation_config"), scope), **said}
-        options = self.generate_options(said, requests, base.node, scope)
+            config = self.config_words(said.pop("generation_config"), scope)
+            of_config = {name for name in config if not name.startswith("**")} - said.keys()
+            said = {**config, **said}
+        options = self.generate_options(said, requests, base.node, of_config, scope)
         self.add_seed(options, scope)
+        if "longest" in requests.details:
+            options.add_beside("max_prompt_tokens", requests.details["longest"])
         verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
         if (wants_scores or options.whole is not None) and self.reads_scores(scope):
             self.add_logprobs(options)
@@ -796,16 +816,19 @@ class Calls(Expressions):
         said: dict[str, cst.BaseExpression],
         requests: Value,
         engine: cst.BaseExpression,
+        of_config: Set[str],
         scope: Scope,
     ) -> Options:
+        """of_config: what of it a GenerationConfig says."""
         unmasked = self.unmasked_words(said, scope)
         said = self.plain_generate(said, scope)
         is_free = not self.is_checkpoint_known
-        words = run_time.said_words({**unmasked, **said})
+        words = run_time.said_words({**unmasked, **said}, of_config)
         settings = parse(self.word("checkpoint_settings") + "({e}" + words + ")", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
-            return self.named_options(said, requests, settings if is_free else None, scope)
+            read = settings if is_free else None
+            return self.named_options(said, requests, read, of_config, scope)
         run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars), is_free)
         for name in run_time.without_option(self.source):
             self.note(
@@ -844,20 +867,18 @@ class Calls(Expressions):
         said: dict[str, cst.BaseExpression],
         requests: Value,
         settings: cst.BaseExpression | None,
+        of_config: Set[str],
         scope: Scope,
     ) -> Options:
-        """Options of a call that names its keywords.   settings: what the checkpoint says, where
-        run time decides which one it is."""
+        """Options of a call that names its keywords.   settings: what it and the checkpoint say,
+        where run time decides which one that is."""
         name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
         optional = {one for one in self.parameters(scope) if self.may_be_none(one, scope)}
-        builder = GenerateOptions(said, self.seen, self.ask, name or settings, optional)
+        read = name or settings
+        builder = GenerateOptions(said, self.seen, self.ask, read, optional, of_config)
         options = builder.build(requests.count)
         if name is not None and settings is not None:
-            target = f"{name.value} = " if builder.is_read else ""
-            scope.pending.append(cst.parse_statement(f"{target}{code_of(settings)}\n"))
-        elif settings is not None and not builder.is_read:
-            what = "run time decides which checkpoint it is"
-            raise Unsure(what, "what it sets cannot be read here", "make the call a statement")
+            scope.pending.append(cst.parse_statement(f"{name.value} = {code_of(settings)}\n"))
         for text in builder.notes:
             self.note(text)
         return options
@@ -888,9 +909,7 @@ class Calls(Expressions):
                 "they are those after penalties and temperature, the engine's are the model's own",
                 "logprobs of an unpenalised greedy call; or companions/rollout.py: processed",
             )
-        if options.whole is not None:
-            options.whole = parse('{**{o}, "logprobs": 0}', o=options.whole)
-        options.add("logprobs", literal(0))
+        options.add_beside("logprobs", literal(0))
 
     def transition_scores(self, base: Value, node: cst.Call, scope: Scope) -> Value:
         said = arguments(node, ("sequences", "scores", "beam_indices"))
@@ -940,7 +959,7 @@ class Calls(Expressions):
         if value.role not in ("plain", "settings") or value.kind == "sampling_params":
             raise Unsure(f"`generation_config={code_of(node)}`", "what it holds is not seen here")
         if value.kind == CONFIG:
-            return dict(value.details)
+            return {name: one for name, one in value.details.items() if constant(one) is not None}
         fields = parse("{config}.to_diff_dict()", config=node)
         if isinstance(node, cst.Name) and self.may_be_none(node.value, scope):
             text = "({fields} if {config} is not None else {})"
@@ -1035,9 +1054,8 @@ class Calls(Expressions):
                 "repeat from run to run"
             )
             return
-        if options.whole is not None:
-            options.whole = parse('{**{o}, "seed": {s}}', o=options.whole, s=holder.seed)
-        options.add("seed", holder.seed, SEEDS_APART if options.samples is not None else "")
+        comment = SEEDS_APART if options.samples is not None else ""
+        options.add_beside("seed", holder.seed, comment)
         holder.is_seed_used = True
         if scope.loops > holder.seed_depth:
             self.note(

@@ -735,9 +735,16 @@ class ModuleDraft(Statements):
         return "write it as a Plugin with should_stop, or as stop strings or ids"
 
     def reads_scores(self, scope: Scope) -> bool:
-        known = self.functions.get(scope.function)
-        text = code_of(known.node) if known else self.module.code
+        text = self.text_around(scope)
         return ".scores" in text or ".logits" in text
+
+    def generates(self, scope: Scope) -> bool:
+        return ".generate(" in self.text_around(scope)
+
+    def text_around(self, scope: Scope) -> str:
+        """The old source of a scope's function, or of the module."""
+        known = self.functions.get(scope.function)
+        return code_of(known.node) if known else self.module.code
 
     # == Factories ==
 

@@ -77,6 +77,13 @@ class Engine:
 
     generate_vlm_batch = generate_text_batch
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the last call, without what says of a checkpoint of run time that it sets nothing."""
+        ends = {"token_ids": list(self.ends), "ignore_eos": True}
+        idle = {"no_repeat_ngram_size": None, "min_new_tokens": 0, "stop": ends}
+        return {name: one for name, one in self.calls[-1][1].items() if idle.get(name, ...) != one}
+
 
 def row(penalty: float = 1.0, **sampling: Any) -> dict[str, Any]:
     """A golden's row of a greedy call on a checkpoint with a penalty of its own."""

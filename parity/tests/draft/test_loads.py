@@ -328,17 +328,17 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
     observed = replace(seen("Asker.ask", question="x"), models=(str(tmp_path / "m"),), settings=SAID)
     draft = draft_of(source, observed)
     _, engine = run(draft, "answer", str(tmp_path / "m"), "Why?")
-    assert engine.calls[0][1] == {"max_new_tokens": 5, **recorded}
+    assert engine.options == {"max_new_tokens": 5, **recorded}
     path = None if "Careful" in made else str(tmp_path / "other")
     _, engine = run(draft, "answer", path, "Why?")
-    assert engine.calls[0][1] == {"max_new_tokens": 5, **other}
+    assert engine.options == {"max_new_tokens": 5, **other}
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size: say it in the options"),
-        ({"min_new_tokens": 1, "bad_words_ids": [[3]]}, "sets bad_words_ids, min_new_tokens: say"),
+        ({"min_length": 3}, "sets min_length: say it in the options"),
+        ({"min_length": 1, "bad_words_ids": [[3]]}, "sets bad_words_ids, min_length: say"),
         ({"begin_suppress_tokens": [5]}, "sets begin_suppress_tokens"),
         ({"exponential_decay_length_penalty": [3, 1.5]}, "sets exponential_decay_length_penalty"),
         ({"guidance_scale": 1.5}, "sets guidance_scale"),
@@ -346,8 +346,7 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
         ({"epsilon_cutoff": 0.1}, "sets epsilon_cutoff"),
         ({"num_beams": 2}, "sets num_beams"),
         ({"max_length": 99}, "sets max_length: say"),
-        ({"eos_token_id": None}, r"generate ends rows at \[\], the engine at \[6\]: say \"stop\""),
-        ({"eos_token_id": [6, 7]}, "generate ends rows at "),
+        ({"eos_token_id": [6, 7]}, "no special token, so that the old text held it: decode"),
     ],
 )
 @pytest.mark.parametrize("call", ["", "do_sample=False, repetition_penalty=1.0", "**words"])
@@ -417,11 +416,79 @@ def test_ends_that_a_call_says_are_kept_though_one_checkpoint_has_them(
     assert engine.calls[0][1]["stop"] == {"token_ids": stop, "ignore_eos": True}
 
 
-def test_ends_that_the_recorded_checkpoint_decided_are_refused_where_another_may_be_loaded() -> None:
+@pytest.mark.parametrize("call", ["", "do_sample=False, repetition_penalty=1.0", "**words", "num_beams=1, **words"])
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ({"eos_token_id": [6, 7]}, {"stop": {"token_ids": [6, 7], "ignore_eos": True}}),
+        ({"eos_token_id": None}, {"stop": {"token_ids": [], "ignore_eos": True}}),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
+        ({"min_new_tokens": 4}, {"min_new_tokens": 4}),
+    ],
+)
+def test_ends_and_limits_that_another_checkpoint_sets_are_its_own(
+    call: str, said: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """They were refused, and the ends of the recorded one were no sign of another's."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
     rows = [{**row(), "stop": {"end_ids": {"value": [6], "from": "checkpoint"}}}]
     recorded = SimpleNamespace(eos_ids=(6, 7), special_tokens={6: "", 7: ""}, dtype=None, template_owner=None)
-    draft = draft_of(FREE + asks(""), replace(seen(rows=rows, question="x"), checkpoint=recorded))
-    assert not draft.is_moved and "the checkpoint sets eos_token_id, and run time" in draft.todos[0].text
+    observed = replace(seen(rows=rows, question="x"), checkpoint=recorded)
+    draft = draft_of(FREE.replace("question", "question, **words") + asks(call), observed)
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", ends=(6,), tokenizer=Special(range(9)))
+    expected = {"max_new_tokens": 20, "repetition_penalty": 1.0, **options}
+    assert {name: engine.options[name] for name in expected} == expected
+
+
+NONE = dict.fromkeys(["temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens", "eos_token_id"])
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords", "config"),
+    [
+        (NONE, {"top_k": None, "max_new_tokens": 20, "ends": []}, {}),
+        (
+            {**NONE, "temperature": 0.5},
+            {"temperature": 0.5, "top_k": None, "max_new_tokens": 20, "ends": []},
+            {"temperature": 0.5},
+        ),
+        (
+            {**NONE, "top_k": 0, "eos_token_id": 8},
+            {"top_k": None, "max_new_tokens": 20, "ends": [8]},
+            {"top_k": None, "ends": [8]},
+        ),
+        ({**NONE, "max_new_tokens": 5}, {"top_k": None, "max_new_tokens": 5, "ends": []}, {"max_new_tokens": 5}),
+    ],
+)
+@pytest.mark.parametrize("is_config", [False, True])
+def test_none_of_a_keyword_is_nothing_and_none_of_a_config_is_what_the_checkpoint_sets(
+    given: dict[str, Any], keywords: dict[str, Any], config: dict[str, Any], is_config: bool, tmp_path: Path
+) -> None:
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.3, "max_new_tokens": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 6}))
+    words = ", ".join(f"{name}={name}" for name in NONE)
+    call = f"generation_config=GenerationConfig(do_sample=True, {words})" if is_config else f"do_sample=True, {words}"
+    code = FREE.replace("question", f"question, {', '.join(NONE)}") + asks(call)
+    draft = draft_of(code.replace("import Auto", "import GenerationConfig, Auto"), seen(question="x"))
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", *given.values(), ends=(6,), tokenizer=Special(range(9)))
+    nothing = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    wanted = {**own, "ends": [6], **config} if is_config else {**nothing, **keywords}
+    ends = wanted.pop("ends")
+    assert {name: engine.calls[0][1][name] for name in wanted} == wanted
+    assert engine.calls[0][1]["stop"] == {"token_ids": ends, "ignore_eos": True}
+    GenerationOptions(**engine.calls[0][1])
+
+
+def test_none_of_a_config_is_what_the_checkpoint_sets_where_the_source_names_it() -> None:
+    rows = [row(temperature=0.6, top_k=7)]
+    rows[0]["sampling"]["temperature"] = {"value": 0.6, "from": "checkpoint"}
+    call = "generation_config=GenerationConfig(do_sample=True, temperature=temperature, top_k=top_k, top_p=None)"
+    code = FREE.replace("path, question", "question, temperature=None, top_k=None").replace("(path", '("m"') + asks(
+        call
+    )
+    draft = draft_of(code.replace("import Auto", "import GenerationConfig, Auto"), seen(rows=rows, question="x"))
+    taken = [run(draft, "answer", "Why?", *given)[1].options for given in ((), (0.5, 0), (0.9, 4))]
+    assert [(one["temperature"], one["top_k"]) for one in taken] == [(0.6, 7), (0.5, None), (0.9, 4)]
 
 
 CONFIG = """
