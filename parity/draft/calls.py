@@ -42,6 +42,7 @@ from parity.draft.settings import (
     Options,
     literal,
     mapping,
+    operand,
     sampling_params,
 )
 
@@ -156,6 +157,10 @@ class Calls(Expressions):
         name = dotted(node.func)
         if name == "len" and len(node.args) == 1:
             return self.length_of(node, scope)
+        if name == "sorted" and "request_id" in code_of(node) and node.args:
+            value = self.translate(node.args[0].value, scope)
+            if value.role == "vllm_outputs":
+                return value  # results are in the order of their requests
         if name in ("torch.ones_like", "torch.ones") and self.is_of_ids(node, scope):
             return Value(None, "mask")
         made = self.made(node, name, scope) or self.function_call(node, scope)
@@ -335,6 +340,8 @@ class Calls(Expressions):
             return plain(parse("{n}.completion_tokens", n=value.node))
         if value.details.get("row") is not None:
             return plain(parse("{n}.completion_tokens", n=value.details["row"]))
+        if value.role == "completions" and value.node:
+            return plain(parse("len({n})", n=operand(self.samples_of(value.node))))
         if value.role in ("request_list", "results", "new", "vllm_outputs") and value.node:
             return plain(parse("len({n})", n=value.node))
         return self.others(node, scope)
@@ -474,11 +481,12 @@ class Calls(Expressions):
         default = base.kind != "processor"  # a processor's default is a text
         is_text = constant(tokenizes) is False or (tokenizes is None and not default)
         old = self.old_call(base, node, scope)
-        if is_text and EVERY_TEXT in self.demoted:
+        is_kept = EVERY_TEXT in self.demoted if is_text else self.are_ids_for_vllm(said)
+        if is_kept:
             if old is None:
-                what = "a rendered prompt is used as text"
+                what = "a rendered prompt is used as it is"
                 raise Unsure(what, "no model is loaded from the same checkpoint here")
-            return plain(old, "list" if many else "text")
+            return plain(old, "text" if is_text and not many else "list")
         chat_node = self.plain_node(messages, scope)
         if code_of(messages) in self.copied:
             chat_node = parse("list({n})", n=chat_node)
@@ -506,6 +514,11 @@ class Calls(Expressions):
             role = "ids"
         details = {"pixels": node} if base.kind == "processor" else {}
         return Value(requests, role, is_single=not many, details=details)
+
+    def are_ids_for_vllm(self, said: dict[str, cst.BaseExpression]) -> bool:
+        """Whether a template tokenizes to a list of ids, in a file that gives such to vLLM."""
+        is_list = constant(said.get("return_dict")) is False and "return_tensors" not in said
+        return is_list and "prompt_token_ids" in self.source
 
     def old_call(self, base: Value, node: cst.Call, scope: Scope) -> cst.BaseExpression | None:
         if base.node is None:
@@ -835,6 +848,11 @@ class Calls(Expressions):
                 f"`{', '.join(stars)}` may hold {name}, for which the draft raises, because "
                 f"{NO_OPTION} ({POSSIBLE[name]})"
             )
+        if run_time.is_key("max_length", self.source):
+            self.note(
+                f"`{', '.join(stars)}` may hold max_length, for which the draft raises, because it "
+                "counts the prompt: say max_new_tokens"
+            )
         function = self.word("generation_options")
         if is_free:
             text = f"{function}(**{code_of(settings)})"
@@ -1046,9 +1064,10 @@ class Calls(Expressions):
         holder: Scope | None = scope
         while holder is not None and holder.seed is None:
             holder = holder.outer
-        if holder is None or holder.seed is None:
+        is_of_script = scope.function != "" and self.is_script_seeded()
+        if (holder is None or holder.seed is None) and not is_of_script:
             return
-        if holder.function == "" and scope.function != "":
+        if holder is None or holder.seed is None or holder.function == "" != scope.function:
             self.note(
                 "the seed is set once for all calls; the draft sets none, and its samples do not "
                 "repeat from run to run"
@@ -1062,6 +1081,10 @@ class Calls(Expressions):
                 "the seed is set once for several calls of generate; the draft gives it to each, "
                 "so that the first sample is the old one and later ones are others"
             )
+
+    def is_script_seeded(self) -> bool:
+        """Whether the module sets a seed outside its functions."""
+        raise NotImplementedError
 
     def call_of(
         self,

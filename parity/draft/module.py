@@ -12,7 +12,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from parity.draft import importing, parts, run_time
-from parity.draft.calls import AT_RUN_TIME, CONFIG
+from parity.draft.calls import AT_RUN_TIME, CONFIG, SEEDS
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
@@ -740,6 +740,12 @@ class ModuleDraft(Statements):
 
     def generates(self, scope: Scope) -> bool:
         return ".generate(" in self.text_around(scope)
+
+    def is_script_seeded(self) -> bool:
+        kinds = (cst.FunctionDef, cst.ClassDef)
+        script = [one for one in self.module.body if not isinstance(one, kinds)]
+        calls = [call for one in script for call in m.findall(one, m.Call())]
+        return any(dotted(cst.ensure_type(call, cst.Call).func) in SEEDS for call in calls)
 
     def text_around(self, scope: Scope) -> str:
         """The old source of a scope's function, or of the module."""

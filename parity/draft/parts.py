@@ -468,9 +468,7 @@ def engine_dtype(dtype):
 '''
 AS_REQUESTS = '''
 def as_requests(prompts, image=None):
-    """Requests of what LLM.generate takes: texts, token ids, mappings with either and images.
-
-    image: makes a request's image of one of "multi_modal_data". Raises ValueError for the rest."""
+    """Requests of what LLM.generate takes: texts, ids, mappings of either and of `image`s."""
 
     def request(prompt):
         if not isinstance(prompt, dict):

@@ -60,12 +60,10 @@ NO_BUDGET = """    if max_new_tokens is None:
 """
 CHECKPOINT_SETTINGS = '''
 def checkpoint_settings(engine, config=None, **said):
-    """What generate takes: of its call, and else of the checkpoint. Refuses the rest.
-
-    said: keywords of the call; None switches one off.   config: fields of a GenerationConfig; None
-    says nothing."""
+    """What generate takes: of its call, and else of the checkpoint. Refuses the rest."""
     from transformers import GenerationConfig
 
+    # None of a GenerationConfig's field says nothing; None of a keyword switches it off.
     given = {name: value for name, value in (config or {}).items() if value is not None}
     said = {**given, **said}
     model, revision = engine.config.model, engine.config.revision
@@ -174,7 +172,7 @@ def said_words(said: Mapping[str, cst.BaseExpression], of_config: Set[str]) -> s
     engine.   of_config: what of it is in a GenerationConfig."""
     idle = set(WITHOUT_EFFECT) - ({"pad_token_id"} if "attention_mask" in said else set())
     kept = {name: node for name, node in said.items() if name not in idle}
-    config = {name: kept.pop(name) for name in of_config & kept.keys()}
+    config = {name: kept.pop(name) for name in list(kept) if name in of_config}
     first = f", {display_text(config)}" if config else ""
     if any(name.startswith("**") for name in kept):
         [star, *further] = kept.values()
@@ -221,6 +219,21 @@ def said_keys(source: str) -> dict[str, list[ast.expr]]:
         if isinstance(name, str):
             found.setdefault(name, []).append(value)
     return found
+
+
+def is_key(name: str, source: str) -> bool:
+    """Whether the source puts something into a mapping under a name."""
+    for node in ast.walk(ast.parse(source)):
+        keys: list[ast.expr | None] = []
+        if isinstance(node, ast.Dict):
+            keys = node.keys
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            keys = [node.slice]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+            keys = [ast.Constant(word.arg) for word in node.keywords]
+        if any(isinstance(key, ast.Constant) and key.value == name for key in keys):
+            return True
+    return False
 
 
 def without_option(source: str) -> list[str]:
