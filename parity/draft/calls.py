@@ -1154,6 +1154,8 @@ class Calls(Expressions):
             self.refuse_pads(row)
         if row.role == "result":
             return self.decoded_ids(owner, row, call, WHOLE, scope)
+        if not self.is_checkpoint_known:  # the ends of another one may be text, and spaces tidied
+            return self.decoded_ids(owner, row, call, NEW, scope)
         if self.decodes_alike(row, skips, cleans):
             details = {k: v for k, v in row.details.items() if k == "options"}
             return Value(parse("{row}.text", row=row.node), kind="text", details=details)

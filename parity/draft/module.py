@@ -839,7 +839,7 @@ class ModuleDraft(Statements):
             generation_options=run_time.generation_options(
                 self.seen, self.source, options, not self.is_checkpoint_known
             ),
-            checkpoint_settings=run_time.checkpoint_settings(self.seen),
+            checkpoint_settings=run_time.checkpoint_settings(),
         )
 
     def engine_lines(self) -> dict[str, Sequence[str]]:

@@ -115,7 +115,7 @@ NEUTRAL
     ends = said["eos_token_id"] if "eos_token_id" in said else found.get("eos_token_id")
     ends = [one for one in (ends if isinstance(ends, list) else [ends]) if one is not None]
     settings["eos_token_id"] = ends
-TEXT_OF_ENDS    pad = said["pad_token_id"] if "pad_token_id" in said else found.get("pad_token_id")
+    pad = said["pad_token_id"] if "pad_token_id" in said else found.get("pad_token_id")
     # A call without a mask says attention_mask=None.
     is_unmasked = said.get("attention_mask", ()) is None and pad is not None
     if is_unmasked and pad == engine.tokenizer.bos_token_id and pad not in ends:
@@ -123,10 +123,6 @@ TEXT_OF_ENDS    pad = said["pad_token_id"] if "pad_token_id" in said else found.
         raise ValueError(f"{model}: {what}: give prompt_token_ids without it")
     return settings
 '''
-TEXT_OF_ENDS = """    if engine.tokenizer.decode(ends, skip_special_tokens=True):
-        what = f"rows end at {ends}, of which one is no special token, so that the old text held it"
-        raise ValueError(f"{model}: {what}: decode token_ids in place of text, and drop this check")
-"""
 THINKS_UNASKED = '''
 def thinks_unasked(owner):
     """Whether a chat template thinks where nobody says if it is to.   owner: of the template."""
@@ -160,11 +156,10 @@ def idle_lines(names: Iterable[str]) -> str:
     return textwrap.fill(text, 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
-def checkpoint_settings(seen: Observed) -> str:
+def checkpoint_settings() -> str:
     """The function of a draft that reads what a checkpoint says when it runs."""
-    ends = TEXT_OF_ENDS if seen.has_special_ends() else ""  # else ids are decoded, ends among them
     text = CHECKPOINT_SETTINGS.replace("IDLE", idle_lines((*IDLE, "eos_token_id")))
-    return text.replace("NEUTRAL", NEUTRAL_WORDS).replace("TEXT_OF_ENDS", ends)
+    return text.replace("NEUTRAL", NEUTRAL_WORDS)
 
 
 def said_words(said: Mapping[str, cst.BaseExpression], of_config: Set[str]) -> str:

@@ -31,11 +31,17 @@ class Result:
     samples: tuple[Any, ...] = ()
 
 
+class DecodedAnswer(str):
+    """An answer's text as the tokenizer decodes it, and not the result's own."""
+
+
 class Tokenizer:
     eos_token_id = 6
     bos_token_id = 1
 
     def decode(self, ids: Sequence[int], **said: Any) -> str:
+        if (tuple(ids), said) == (Result.token_ids, {"skip_special_tokens": True}):
+            return DecodedAnswer(Result.text)
         return "" if not ids else f"decoded {list(ids)} {said}"
 
     def apply_chat_template(self, messages: Any, **said: Any) -> str:
