@@ -42,7 +42,6 @@ from parity.draft.settings import (
     Options,
     literal,
     mapping,
-    operand,
     sampling_params,
 )
 
@@ -341,7 +340,7 @@ class Calls(Expressions):
         if value.details.get("row") is not None:
             return plain(parse("{n}.completion_tokens", n=value.details["row"]))
         if value.role == "completions" and value.node:
-            return plain(parse("len({n})", n=operand(self.samples_of(value.node))))
+            return plain(parse("len({n})", n=self.samples_of(value.node)))
         if value.role in ("request_list", "results", "new", "vllm_outputs") and value.node:
             return plain(parse("len({n})", n=value.node))
         return self.others(node, scope)
