@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import libcst as cst
@@ -156,6 +156,10 @@ class Calls(Expressions):
         name = dotted(node.func)
         if name == "len" and len(node.args) == 1:
             return self.length_of(node, scope)
+        if name == "sorted" and "request_id" in code_of(node) and node.args:
+            value = self.translate(node.args[0].value, scope)
+            if value.role == "vllm_outputs":
+                return value  # results are in the order of their requests
         if name in ("torch.ones_like", "torch.ones") and self.is_of_ids(node, scope):
             return Value(None, "mask")
         made = self.made(node, name, scope) or self.function_call(node, scope)
@@ -197,7 +201,9 @@ class Calls(Expressions):
     def made_llm(self, node: cst.Call, scope: Scope) -> Value:
         other = ("tokenizer", "tokenizer_mode")
         words = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in other]
-        load = vllm_load(node.with_changes(args=words), self.seen)
+        dtype = self.word("vllm_dtype")
+        is_free = not self.is_checkpoint_known
+        load = vllm_load(node.with_changes(args=words), self.seen, dtype, is_free)
         said = keywords_of(node)
         self.note_tokenizer(said.get("tokenizer"), load, scope)
         if constant(said.get("tokenizer_mode", literal("auto"))) != "auto":
@@ -246,7 +252,7 @@ class Calls(Expressions):
         if not part:
             return None
         if part == "model":
-            load = transformers_load(node, self.seen)
+            load = transformers_load(node, self.seen, self.word("engine_dtype"))
             return self.loaded(load, "model", scope)
         path = node.args[0].value
         details = {"path": self.plain_node(path, scope)}
@@ -295,7 +301,8 @@ class Calls(Expressions):
             return replace(value, kind="pipeline")
         words = [cst.Arg(model)]
         words += [cst.Arg(v, cst.Name(k)) for k, v in said.items() if k != "tokenizer"]
-        load = transformers_load(cst.Call(cst.Name("load"), words), self.seen)
+        call = cst.Call(cst.Name("load"), words)
+        load = transformers_load(call, self.seen, self.word("engine_dtype"))
         self.note_tokenizer(said.get("tokenizer"), load, scope)
         return self.loaded(load, "pipeline", scope)
 
@@ -332,6 +339,8 @@ class Calls(Expressions):
             return plain(parse("{n}.completion_tokens", n=value.node))
         if value.details.get("row") is not None:
             return plain(parse("{n}.completion_tokens", n=value.details["row"]))
+        if value.role == "completions" and value.node:
+            return plain(parse("len({n})", n=self.samples_of(value.node)))
         if value.role in ("request_list", "results", "new", "vllm_outputs") and value.node:
             return plain(parse("len({n})", n=value.node))
         return self.others(node, scope)
@@ -471,11 +480,12 @@ class Calls(Expressions):
         default = base.kind != "processor"  # a processor's default is a text
         is_text = constant(tokenizes) is False or (tokenizes is None and not default)
         old = self.old_call(base, node, scope)
-        if is_text and EVERY_TEXT in self.demoted:
+        is_kept = EVERY_TEXT in self.demoted if is_text else self.are_ids_for_vllm(said)
+        if is_kept:
             if old is None:
-                what = "a rendered prompt is used as text"
+                what = "a rendered prompt is used as it is"
                 raise Unsure(what, "no model is loaded from the same checkpoint here")
-            return plain(old, "list" if many else "text")
+            return plain(old, "text" if is_text and not many else "list")
         chat_node = self.plain_node(messages, scope)
         if code_of(messages) in self.copied:
             chat_node = parse("list({n})", n=chat_node)
@@ -503,6 +513,11 @@ class Calls(Expressions):
             role = "ids"
         details = {"pixels": node} if base.kind == "processor" else {}
         return Value(requests, role, is_single=not many, details=details)
+
+    def are_ids_for_vllm(self, said: dict[str, cst.BaseExpression]) -> bool:
+        """Whether a template tokenizes to a list of ids, in a file that gives such to vLLM."""
+        is_list = constant(said.get("return_dict")) is False and "return_tensors" not in said
+        return is_list and "prompt_token_ids" in self.source
 
     def old_call(self, base: Value, node: cst.Call, scope: Scope) -> cst.BaseExpression | None:
         if base.node is None:
@@ -559,7 +574,7 @@ class Calls(Expressions):
         if "videos" in said and constant(said["videos"]) is not None:
             what = f"`{code_of(node)}` takes videos"
             raise Unsure(what, "videos are not drafted", "companions/video.py")
-        self.refuse_truncation(said, node)
+        longest = self.longest_prompt(said, node, scope)
         text = said.get("text")
         if text is None:
             raise Unsure(f"`{code_of(node)}`", "its text is not seen")
@@ -567,24 +582,39 @@ class Calls(Expressions):
         requests = self.requests_of(value, text, said, base, scope)
         images = said.get("images")
         if images is not None and constant(images) is not None:
-            return self.with_images(requests, images, base, scope)
-        return requests
+            requests = self.with_images(requests, images, base, scope)
+        if longest is None:
+            return requests
+        return replace(requests, details={**requests.details, "longest": longest})
 
-    def refuse_truncation(self, said: dict[str, cst.BaseExpression], node: cst.Call) -> None:
+    def longest_prompt(
+        self, said: dict[str, cst.BaseExpression], node: cst.Call, scope: Scope
+    ) -> cst.BaseExpression | None:
+        """How many tokens a prompt has at most, of a tokenizer that cuts longer ones; None where
+        none is cut, or where generate does not see what says how many. Raises Unsure."""
         truncation = said.get("truncation")
         if truncation is None or constant(truncation) in (False, None):
-            return
+            return None
         limit = constant(said.get("max_length"))
         longest = max((len(row.get("prompt_ids", ())) for row in self.seen.rows), default=0)
         if isinstance(limit, int) and longest >= limit:
             what = f"`{code_of(node)}` cuts prompts that are too long"
             why = "the goldens may show cut prompts"
             raise Unsure(what, why, "cut prompt_token_ids as the old code did")
-        most = code_of(said["max_length"]) if "max_length" in said else "model_max_length"
+        most = said.get("max_length", literal(None))
+        words = "model_max_length" if constant(most) is None else code_of(most)
+        if constant(most) is None:
+            most = parse("min({tokenizer}.model_max_length, 2**63 - 1)", tokenizer=node.func)
+        is_refused = isinstance(limit, int) or self.generates(scope)
         self.note(
-            f"the tokenizer cut prompts of more than {most} tokens, which no golden shows; the "
-            "draft refuses those that do not fit into the model's window"
+            f"the tokenizer cut prompts of more than {words} tokens, which no golden shows; the "
+            f"draft {'refuses those' if is_refused else 'neither cuts nor refuses those'}"
         )
+        return self.plain_node(most, scope) if is_refused else None
+
+    def generates(self, scope: Scope) -> bool:
+        """Whether the function itself calls generate."""
+        raise NotImplementedError
 
     def requests_of(
         self,
@@ -771,10 +801,15 @@ class Calls(Expressions):
                 "what it stops at is code of the old function",
                 self.criteria_of(criteria, scope),
             )
+        of_config: Set[str] = set()
         if "generation_config" in said:
-            said = {**self.config_words(said.pop("generation_config"), scope), **said}
-        options = self.generate_options(said, requests, base.node, scope)
+            config = self.config_words(said.pop("generation_config"), scope)
+            of_config = {name for name in config if not name.startswith("**")} - said.keys()
+            said = {**config, **said}
+        options = self.generate_options(said, requests, base.node, of_config, scope)
         self.add_seed(options, scope)
+        if "longest" in requests.details:
+            options.add_beside("max_prompt_tokens", requests.details["longest"])
         verb = "generate_vlm_batch" if "pixels" in requests.details else "generate_text_batch"
         if (wants_scores or options.whole is not None) and self.reads_scores(scope):
             self.add_logprobs(options)
@@ -793,21 +828,29 @@ class Calls(Expressions):
         said: dict[str, cst.BaseExpression],
         requests: Value,
         engine: cst.BaseExpression,
+        of_config: Set[str],
         scope: Scope,
     ) -> Options:
+        """of_config: what of it a GenerationConfig says."""
         unmasked = self.unmasked_words(said, scope)
         said = self.plain_generate(said, scope)
         is_free = not self.is_checkpoint_known
-        words = run_time.said_words({**unmasked, **said})
+        words = run_time.said_words({**unmasked, **said}, of_config)
         settings = parse(self.word("checkpoint_settings") + "({e}" + words + ")", e=engine)
         stars = [name for name in said if name.startswith("**")]
         if not stars:
-            return self.named_options(said, requests, settings if is_free else None, scope)
+            read = settings if is_free else None
+            return self.named_options(said, requests, read, of_config, scope)
         run_time.refuse_unlisted(self.seen, self.source, ", ".join(stars), is_free)
         for name in run_time.without_option(self.source):
             self.note(
                 f"`{', '.join(stars)}` may hold {name}, for which the draft raises, because "
                 f"{NO_OPTION} ({POSSIBLE[name]})"
+            )
+        if run_time.is_key("max_length", self.source):
+            self.note(
+                f"`{', '.join(stars)}` may hold max_length, for which the draft raises, because it "
+                "counts the prompt: say max_new_tokens"
             )
         function = self.word("generation_options")
         if is_free:
@@ -841,20 +884,18 @@ class Calls(Expressions):
         said: dict[str, cst.BaseExpression],
         requests: Value,
         settings: cst.BaseExpression | None,
+        of_config: Set[str],
         scope: Scope,
     ) -> Options:
-        """Options of a call that names its keywords.   settings: what the checkpoint says, where
-        run time decides which one it is."""
+        """Options of a call that names its keywords.   settings: what it and the checkpoint say,
+        where run time decides which one that is."""
         name = cst.Name(self.variable("settings", scope)) if settings and scope.has_room else None
         optional = {one for one in self.parameters(scope) if self.may_be_none(one, scope)}
-        builder = GenerateOptions(said, self.seen, self.ask, name or settings, optional)
+        read = name or settings
+        builder = GenerateOptions(said, self.seen, self.ask, read, optional, of_config)
         options = builder.build(requests.count)
         if name is not None and settings is not None:
-            target = f"{name.value} = " if builder.is_read else ""
-            scope.pending.append(cst.parse_statement(f"{target}{code_of(settings)}\n"))
-        elif settings is not None and not builder.is_read:
-            what = "run time decides which checkpoint it is"
-            raise Unsure(what, "what it sets cannot be read here", "make the call a statement")
+            scope.pending.append(cst.parse_statement(f"{name.value} = {code_of(settings)}\n"))
         for text in builder.notes:
             self.note(text)
         return options
@@ -885,9 +926,7 @@ class Calls(Expressions):
                 "they are those after penalties and temperature, the engine's are the model's own",
                 "logprobs of an unpenalised greedy call; or companions/rollout.py: processed",
             )
-        if options.whole is not None:
-            options.whole = parse('{**{o}, "logprobs": 0}', o=options.whole)
-        options.add("logprobs", literal(0))
+        options.add_beside("logprobs", literal(0))
 
     def transition_scores(self, base: Value, node: cst.Call, scope: Scope) -> Value:
         said = arguments(node, ("sequences", "scores", "beam_indices"))
@@ -937,7 +976,7 @@ class Calls(Expressions):
         if value.role not in ("plain", "settings") or value.kind == "sampling_params":
             raise Unsure(f"`generation_config={code_of(node)}`", "what it holds is not seen here")
         if value.kind == CONFIG:
-            return dict(value.details)
+            return {name: one for name, one in value.details.items() if constant(one) is not None}
         fields = parse("{config}.to_diff_dict()", config=node)
         if isinstance(node, cst.Name) and self.may_be_none(node.value, scope):
             text = "({fields} if {config} is not None else {})"
@@ -1024,23 +1063,27 @@ class Calls(Expressions):
         holder: Scope | None = scope
         while holder is not None and holder.seed is None:
             holder = holder.outer
-        if holder is None or holder.seed is None:
+        is_of_script = scope.function != "" and self.is_script_seeded()
+        if (holder is None or holder.seed is None) and not is_of_script:
             return
-        if holder.function == "" and scope.function != "":
+        if holder is None or holder.seed is None or holder.function == "" != scope.function:
             self.note(
                 "the seed is set once for all calls; the draft sets none, and its samples do not "
                 "repeat from run to run"
             )
             return
-        if options.whole is not None:
-            options.whole = parse('{**{o}, "seed": {s}}', o=options.whole, s=holder.seed)
-        options.add("seed", holder.seed, SEEDS_APART if options.samples is not None else "")
+        comment = SEEDS_APART if options.samples is not None else ""
+        options.add_beside("seed", holder.seed, comment)
         holder.is_seed_used = True
         if scope.loops > holder.seed_depth:
             self.note(
                 "the seed is set once for several calls of generate; the draft gives it to each, "
                 "so that the first sample is the old one and later ones are others"
             )
+
+    def is_script_seeded(self) -> bool:
+        """Whether the module sets a seed outside its functions."""
+        raise NotImplementedError
 
     def call_of(
         self,
@@ -1110,6 +1153,8 @@ class Calls(Expressions):
             self.refuse_pads(row)
         if row.role == "result":
             return self.decoded_ids(owner, row, call, WHOLE, scope)
+        if not self.is_checkpoint_known:  # the ends of another one may be text, and spaces tidied
+            return self.decoded_ids(owner, row, call, NEW, scope)
         if self.decodes_alike(row, skips, cleans):
             details = {k: v for k, v in row.details.items() if k == "options"}
             return Value(parse("{row}.text", row=row.node), kind="text", details=details)
@@ -1208,7 +1253,9 @@ class Calls(Expressions):
         if said:
             raise Unsure(f"`{code_of(node)}` is told {', '.join(said)}", MISSING)
         assert base.node is not None
-        made = self.call_of(base.node, "generate_text_batch", requests, options, scope)
+        has_images = name == "generate" and self.may_hold_images()
+        verb = "generate_vlm_batch" if has_images else "generate_text_batch"
+        made = self.call_of(base.node, verb, requests, options, scope)
         return Value(made, "vllm_outputs", details={} if samples is None else {"samples": samples})
 
     def vllm_options(
@@ -1229,10 +1276,17 @@ class Calls(Expressions):
             is_one = value.role == "request"
             return cst.List([cst.Element(value.node)]) if is_one else value.node
         node = self.as_plain(value, given, scope)
-        is_list = self.is_list(value, given, {"padding": literal(True)})
-        made = self.raw_requests(node, is_list, None, scope).node
-        assert made is not None
-        return made
+        if is_rendered or are_texts(given):
+            is_list = value.role == "request_list" or kind_of(given) == "list"
+            made = self.raw_requests(node, is_list, None, scope).node
+            assert made is not None
+            return made
+        lies = f", {self.word('as_it_lies')}" if self.may_hold_images() else ""
+        return parse(f"{self.word('as_requests')}({{node}}{lies})", node=node)
+
+    def may_hold_images(self) -> bool:
+        """Whether prompts of vLLM are mappings with images."""
+        return "multi_modal_data" in self.source
 
     def vllm_chats(
         self,
@@ -1375,6 +1429,15 @@ def image_words(images: cst.BaseExpression, processor: Value) -> list[str]:
     details = processor.details
     vlm = {name: details[name] for name in ("min_pixels", "max_pixels") if name in details}
     return [f'"images": {code_of(images)}', *([f'"vlm": {code_of(mapping(vlm))}'] if vlm else [])]
+
+
+def are_texts(prompts: cst.BaseExpression) -> bool:
+    """Whether the source shows that what vLLM is given is a text, or a list of texts."""
+    if isinstance(prompts, cst.ListComp):
+        return kind_of(prompts.elt) == "text"
+    if isinstance(prompts, cst.List):
+        return all(kind_of(element.value) == "text" for element in prompts.elements)
+    return kind_of(prompts) == "text"
 
 
 def raw_request(text: cst.BaseExpression, ids: str | None) -> cst.BaseExpression:

@@ -197,7 +197,8 @@ class Expressions:
             message = self.as_plain(replace(value, role="pipe_message"), old, scope)
             return parse("[*{chat}, {message}]", chat=value.details["chat"], message=message)
         text = code_of(old).strip()
-        raise Unsure(f"`{text}` is used here", f"{NOUNS.get(value.role, 'it')} stays no tensor")
+        why = f"{NOUNS[value.role]} stays no tensor" if value.role in NOUNS else ANOTHER
+        raise Unsure(f"`{text}` is used here", why)
 
     def as_text(self, value: Value) -> cst.BaseExpression:
         """A rendered prompt as the text that it was."""
@@ -603,6 +604,7 @@ class Expressions:
         raise Unsure(f"`{code_of(target)}` takes rows apart", "a row is a result in the draft")
 
 
+ANOTHER = "results of the engine have another form"
 NOUNS = {
     "engine": "the model",
     "inputs": "what the tokenizer returns",

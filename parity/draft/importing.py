@@ -187,6 +187,30 @@ def called_names(node: cst.CSTNode, foreign: set[str]) -> set[str]:
     return found
 
 
+def model_from_elsewhere(module: cst.Module) -> str:
+    """The function of another module that makes the model on which a module generates, as
+    "MODULE.FUNCTION"; "" where none does."""
+    imported = {}
+    for one in m.findall(module, m.ImportFrom(names=[m.AtLeastN(m.ImportAlias(), n=1)])):
+        found = cst.ensure_type(one, cst.ImportFrom)
+        origin = "." * len(found.relative) + (dotted(found.module) if found.module else "")
+        for alias in found.names if not isinstance(found.names, cst.ImportStar) else ():
+            name = alias.evaluated_alias or alias.evaluated_name
+            imported[name] = f"{origin}.{alias.evaluated_name}"
+    owners = {
+        dotted(cst.ensure_type(call, cst.Call).func).rpartition(".")[0]
+        for call in m.findall(module, m.Call(m.Attribute(attr=m.Name("generate"))))
+    }
+    for one in m.findall(module, m.Assign(value=m.Call())):
+        found_assign = cst.ensure_type(one, cst.Assign)
+        target = found_assign.targets[0].target
+        parts = target.elements if isinstance(target, cst.Tuple) else [cst.Element(target)]
+        maker = dotted(cst.ensure_type(found_assign.value, cst.Call).func)
+        if maker in imported and owners & {dotted(part.value) for part in parts}:
+            return imported[maker]
+    return ""
+
+
 def table_of(statements: Sequence[Any]) -> symtable.SymbolTable:
     """Python's own table of the names of statements."""
     return symtable.symtable(cst.Module(list(statements)).code, "draft", "exec")

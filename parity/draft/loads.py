@@ -29,6 +29,7 @@ REFUSED = {
 }
 POSSIBLE = "leave it on transformers: gen_engine runs decoder-only text and vision-language models"
 TOKENIZERS = ("Tokenizer", "TokenizerFast")
+OF_TORCH = m.Call(m.Name("getattr"), [m.Arg(m.Name("torch")), m.ZeroOrMore()])  # never "auto"
 # Keywords of from_pretrained that place or fetch a model and do not change what it computes: left
 # to `load`, which the draft says.
 DROPPED = {
@@ -37,7 +38,8 @@ DROPPED = {
     "padding_side", "truncation_side", "legacy", "tensor_parallel_size", "framework", "task",
     "disable_log_stats", "use_tqdm_on_load", "device", "resume_download", "force_download",
 }  # fmt: skip
-PASSED = {"attn_implementation", "revision", "trust_remote_code"}
+CODE = "trust_remote_code"
+PASSED = {"attn_implementation", "revision", CODE}
 # Keywords of LLM that say how vLLM runs, not what it answers: vLLM's own only.
 VLLM_DROPPED = DROPPED - {"tensor_parallel_size"}
 TOKENIZER_DROPPED = DROPPED | {"revision", "trust_remote_code", "pad_token", "model_max_length"}
@@ -86,8 +88,9 @@ def keywords_of(call: cst.Call) -> dict[str, cst.BaseExpression]:
     return found
 
 
-def dtype_value(node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """The engine's dtype; None for the checkpoint's own."""
+def dtype_value(node: cst.BaseExpression, word: str) -> cst.BaseExpression | None:
+    """The engine's dtype; None for the checkpoint's own.   word: the draft's function that makes it
+    at run time of what may be "auto"."""
     said = constant(node)
     if said in ("auto", None):
         return None
@@ -96,17 +99,20 @@ def dtype_value(node: cst.BaseExpression) -> cst.BaseExpression | None:
     name = ALIASES.get(name, name)
     if is_torch and name in DTYPES:
         return cst.SimpleString(f'"{name}"')
-    return parse('str({node}).removeprefix("torch.")', node=node)
+    if is_torch or m.matches(node, OF_TORCH):
+        return parse('str({node}).removeprefix("torch.")', node=node)
+    return parse(f"{word}({{node}})", node=node)
 
 
-def transformers_load(call: cst.Call, seen: Observed) -> Load:
-    """`Class.from_pretrained(path, ...)` of a model. Raises Unsure."""
+def transformers_load(call: cst.Call, seen: Observed, dtype_word: str) -> Load:
+    """`Class.from_pretrained(path, ...)` of a model. Raises Unsure.   dtype_word: as `dtype_value`
+    has it."""
     said = keywords_of(call)
     positional = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
     path = positional[0] if positional else said.pop("pretrained_model_name_or_path", None)
     if path is None:
         raise Unsure("a model is loaded", "the name of its checkpoint is not seen")
-    return model_load(path, said, seen)
+    return model_load(path, said, seen, dtype_word)
 
 
 def left_to_load(said: Mapping[str, cst.BaseExpression], names: Set[str]) -> tuple[str, ...]:
@@ -119,12 +125,19 @@ def left_to_load(said: Mapping[str, cst.BaseExpression], names: Set[str]) -> tup
 
 
 def model_load(
-    path: cst.BaseExpression, said: dict[str, cst.BaseExpression], seen: Observed
+    path: cst.BaseExpression,
+    said: dict[str, cst.BaseExpression],
+    seen: Observed,
+    dtype_word: str,
 ) -> Load:
     keywords: dict[str, cst.BaseExpression] = {}
     comments: dict[str, str] = {}
     dtype = said.pop("dtype", None) or said.pop("torch_dtype", None)
-    add_dtype(dtype, keywords, comments, seen)
+    value = None if dtype is None else dtype_value(dtype, dtype_word)
+    if value is not None:
+        keywords["dtype"] = value
+    elif dtype is None:
+        add_recorded_dtype(keywords, comments, seen)
     refuse_8bit(said)
     for name in ("device", "device_map"):
         if name in said and constant(said[name]) == "cpu":
@@ -140,17 +153,9 @@ def model_load(
     return Load(path, keywords, comments, left_to_load(said, DROPPED))
 
 
-def add_dtype(
-    said: cst.BaseExpression | None,
-    keywords: dict[str, cst.BaseExpression],
-    comments: dict[str, str],
-    seen: Observed,
+def add_recorded_dtype(
+    keywords: dict[str, cst.BaseExpression], comments: dict[str, str], seen: Observed
 ) -> None:
-    if said is not None:
-        value = dtype_value(said)
-        if value is not None:
-            keywords["dtype"] = value
-        return
     observed = seen.dtype()
     if observed in DTYPES and observed != seen.default_dtype():
         keywords["dtype"] = cst.SimpleString(f'"{observed}"')
@@ -165,8 +170,11 @@ def refuse_8bit(said: Mapping[str, cst.BaseExpression]) -> None:
             raise Unsure(what, why, f'load(..., hf_kwargs={{"{name}": ...}})')
 
 
-def vllm_load(call: cst.Call, seen: Observed) -> Load:
-    """`LLM(model=path, ...)`. Raises Unsure."""
+def vllm_load(call: cst.Call, seen: Observed, dtype_word: str, is_free: bool) -> Load:
+    """`LLM(model=path, ...)`. Raises Unsure.
+
+    dtype_word: the draft's function that asks vLLM for a dtype at run time.   is_free: whether run
+    time decides the checkpoint, and so what "auto" is."""
     said = keywords_of(call)
     positional = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
     path = said.pop("model", None) or (positional[0] if positional else None)
@@ -174,11 +182,24 @@ def vllm_load(call: cst.Call, seen: Observed) -> Load:
         raise Unsure("a model is loaded", "the name of its checkpoint is not seen")
     keywords: dict[str, cst.BaseExpression] = {"backend": cst.SimpleString('"vllm"')}
     comments: dict[str, str] = {}
-    add_dtype(said.pop("dtype", None), keywords, comments, seen)
-    for name in ("max_model_len", "revision", "trust_remote_code"):
-        node = said.pop(name, None)
-        if node is not None and constant(node) not in (None, False):
-            keywords[name] = node
+    dtype = said.pop("dtype", cst.SimpleString('"auto"'))
+    named = {name: said.pop(name, None) for name in ("max_model_len", "revision", CODE)}
+    words = {
+        name: node
+        for name, node in named.items()
+        if node is not None and constant(node) not in (None, False)
+    }
+    value = dtype_value(dtype, dtype_word)
+    if isinstance(value, cst.SimpleString):
+        keywords["dtype"] = value
+    elif value is None and not is_free:
+        add_recorded_dtype(keywords, comments, seen)
+    else:
+        asked = {"dtype": dtype} if value is not None else {}
+        asked |= {name: node for name, node in words.items() if name != "max_model_len"}
+        text = "".join(f", {name}={code_of(node)}" for name, node in asked.items())
+        keywords["dtype"] = parse(f"{dtype_word}({{path}}{text})", path=path)
+    keywords |= words
     own = {name: node for name, node in said.items() if name not in VLLM_DROPPED}
     if own:
         elements = [

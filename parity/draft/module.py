@@ -12,7 +12,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from parity.draft import importing, parts, run_time
-from parity.draft.calls import AT_RUN_TIME, CONFIG
+from parity.draft.calls import AT_RUN_TIME, CONFIG, SEEDS
 from parity.draft.chats import Depths
 from parity.draft.decisions import Decisions
 from parity.draft.expressions import NamesIn, Scope
@@ -561,7 +561,7 @@ class ModuleDraft(Statements):
     def cast(self, base: Value, node: cst.Call, dtype: cst.BaseExpression, scope: Scope) -> Value:
         """A model in another dtype: `load` makes it in that one. Behind the load it says so; a
         statement of its own is dropped where the goldens, and so `load`, have what it casts to."""
-        wanted = dtype_value(self.plain_node(dtype, scope))
+        wanted = dtype_value(self.plain_node(dtype, scope), self.word("engine_dtype"))
         is_behind = m.matches(node.func, m.Attribute(value=m.Call()))
         loads = (self.word("load"), self.word("load_engine"))
         is_load = is_behind and isinstance(base.node, cst.Call) and dotted(base.node.func) in loads
@@ -735,9 +735,22 @@ class ModuleDraft(Statements):
         return "write it as a Plugin with should_stop, or as stop strings or ids"
 
     def reads_scores(self, scope: Scope) -> bool:
-        known = self.functions.get(scope.function)
-        text = code_of(known.node) if known else self.module.code
+        text = self.text_around(scope)
         return ".scores" in text or ".logits" in text
+
+    def generates(self, scope: Scope) -> bool:
+        return ".generate(" in self.text_around(scope)
+
+    def is_script_seeded(self) -> bool:
+        kinds = (cst.FunctionDef, cst.ClassDef)
+        script = [one for one in self.module.body if not isinstance(one, kinds)]
+        calls = [call for one in script for call in m.findall(one, m.Call())]
+        return any(dotted(cst.ensure_type(call, cst.Call).func) in SEEDS for call in calls)
+
+    def text_around(self, scope: Scope) -> str:
+        """The old source of a scope's function, or of the module."""
+        known = self.functions.get(scope.function)
+        return code_of(known.node) if known else self.module.code
 
     # == Factories ==
 
@@ -826,13 +839,17 @@ class ModuleDraft(Statements):
             generation_options=run_time.generation_options(
                 self.seen, self.source, options, not self.is_checkpoint_known
             ),
-            checkpoint_settings=run_time.checkpoint_settings(self.seen),
+            checkpoint_settings=run_time.checkpoint_settings(),
         )
 
     def engine_lines(self) -> dict[str, Sequence[str]]:
         """What makes the engine, or the tokenizer, that a recorded function is given."""
         path = repr(self.seen.models[0]) if self.seen.models else ""
-        words = self.loads[0].keywords if self.loads else {}
+        words = dict(self.loads[0].keywords) if self.loads else {}
+        dtype = words.get("dtype")
+        if isinstance(dtype, cst.Call) and dotted(dtype.func) == self.word("vllm_dtype"):
+            args = [dtype.args[0].with_changes(value=parse(path or "None")), *dtype.args[1:]]
+            words["dtype"] = dtype.with_changes(args=args)
         said = "".join(f", {name}={code_of(node)}" for name, node in words.items())
         load = f"{self.word('load')}({path}{said})"
         tokenizer = f"{load}.tokenizer"

@@ -454,7 +454,44 @@ def samples_of(result):
     """All samples of a request: one without samples is its own."""
     return result.samples or (result,)
 '''
+VLLM_DTYPE = '''
+def vllm_dtype(model, **fields):
+    """The dtype in which vLLM runs a checkpoint. Its "auto" makes bfloat16 of float32."""
+    from vllm import EngineArgs
+
+    return str(EngineArgs(model, **fields).create_model_config().dtype).removeprefix("torch.")
+'''
+ENGINE_DTYPE = '''
+def engine_dtype(dtype):
+    """A dtype of from_pretrained as `load` takes it: None for the checkpoint's own, "auto"."""
+    return None if dtype in (None, "auto") else str(dtype).removeprefix("torch.")
+'''
+AS_REQUESTS = '''
+def as_requests(prompts, image=None):
+    """Requests of what LLM.generate takes: texts, ids, mappings of either and of `image`s."""
+
+    def request(prompt):
+        if not isinstance(prompt, dict):
+            prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+        said = {name: value for name, value in prompt.items() if value is not None}
+        text, ids = said.pop("prompt", None), said.pop("prompt_token_ids", None)
+        made = {"prompt": text} if ids is None else {"prompt_token_ids": list(ids)}
+        pixels = dict(said.pop("multi_modal_data", {})) if image else {}
+        images = pixels.pop("image", [])
+        images = images if isinstance(images, list) else [images]
+        if said or pixels or (text is None and ids is None):
+            raise ValueError(f"a prompt of {sorted(prompt)}: only texts, ids and images are moved")
+        if images:
+            made["images"] = [image(one) for one in images]
+        return made
+
+    is_one = isinstance(prompts, (str, dict)) or (prompts and isinstance(prompts[0], int))
+    return [request(one) for one in ([prompts] if is_one else prompts)]
+'''
 HELPERS = {
+    "as_requests": AS_REQUESTS,
+    "vllm_dtype": VLLM_DTYPE,
+    "engine_dtype": ENGINE_DTYPE,
     "thinks_unasked": THINKS_UNASKED,
     "as_it_lies": AS_IT_LIES,
     "whole_ids": WHOLE_IDS,

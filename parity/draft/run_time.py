@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import libcst as cst
 
 from parity.draft.observed import NEUTRAL, Observed
-from parity.draft.roles import Unsure, code_of, constant
+from parity.draft.roles import Unsure, code_of
 from parity.draft.settings import NO_OPTION, POSSIBLE, READ, WITHOUT_EFFECT
 
 # Keyword of generate -> what it is where nobody decides.
@@ -52,31 +52,42 @@ STOPS = {
         ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
         stop |= {"token_ids": ids, "ignore_eos": True}""",
 }
-NO_BUDGET = """    if max_new_tokens is None:
+NO_BUDGET_OF_FREE = """    if max_new_tokens is None:
         raise ValueError("max_length counts the prompt, too: say max_new_tokens")
 """
+NO_BUDGET = """    if max_new_tokens is None:
+        max_new_tokens = 20
+"""
 CHECKPOINT_SETTINGS = '''
-def checkpoint_settings(engine, **said):
-    """What generate takes: `said` by its call, and else by the checkpoint. Refuses the rest."""
+def checkpoint_settings(engine, config=None, **said):
+    """What generate takes: of its call, and else of the checkpoint. Refuses the rest."""
     from transformers import GenerationConfig
 
+    # None of a GenerationConfig's field says nothing; None of a keyword switches it off.
+    given = {name: value for name, value in (config or {}).items() if value is not None}
+    said = {**given, **said}
     model, revision = engine.config.model, engine.config.revision
     try:
         config = GenerationConfig.from_pretrained(model, revision=revision)
     except OSError:  # the checkpoint has none
         config = GenerationConfig.from_model_config(engine.checkpoint.config)
     found = config.to_diff_dict()
-    settings = {
+    off = {
         "do_sample": False,
         "max_new_tokens": 20,
         "temperature": 1.0,
         "top_p": 1.0,
-        "top_k": 50,
+        "top_k": None,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": None,
+        "min_new_tokens": 0,
     }
-    settings |= {name: found[name] for name in settings if found.get(name) is not None}
-    settings = {**settings, "top_k": settings["top_k"] or None, **said}
+    settings = {**off, "top_k": 50}
+    settings |= {name: found[name] for name in off if found.get(name) is not None}
+    settings |= said
+    settings |= {name: off[name] for name in off if settings[name] is None}
+    settings |= {name: settings[name] or None for name in ("top_k", "no_repeat_ngram_size")}
     passed = {
         *settings,
 IDLE
@@ -87,11 +98,12 @@ NEUTRAL
         for name in vars(GenerationConfig()).keys() & found.keys() - passed
         if found[name] not in (None, False, 0, [], {}, neutral.get(name))
     ]
+    budget = said.get("max_new_tokens", found.get("max_new_tokens"))
     if said.get("max_new_tokens") is None and said.get("max_length") is not None:
         settings["max_new_tokens"] = None  # it is what max_length leaves
-        if found.get("max_new_tokens"):
+        if budget is not None:
             left.append("max_new_tokens, which wins over max_length")
-    elif "max_new_tokens" not in {*said, *found} and found.get("max_length"):
+    elif budget is None and found.get("max_length"):
         left.append("max_length")  # it would count the prompt
     if left:
         what = f"generation_config.json sets {', '.join(sorted(left))}"
@@ -100,14 +112,10 @@ NEUTRAL
     if settings["do_sample"] and min_p and top_p is not None and top_p < 1:
         what = f"top_p={top_p} and min_p={min_p}: generate cuts by min_p last, the engine first"
         raise ValueError(f"{model}: {what}, which leaves other tokens: say min_p=0.0 or top_p=1.0")
-    ends = said["eos_token_id"] if "eos_token_id" in said else found.get("eos_token_id", [])
+    ends = said["eos_token_id"] if "eos_token_id" in said else found.get("eos_token_id")
     ends = [one for one in (ends if isinstance(ends, list) else [ends]) if one is not None]
-    own = engine.describe()["eos_token_ids"]
-    if "eos_token_id" not in said and {*ends} != {*own}:
-        what = f"generate ends rows at {sorted(ends)}, the engine at {sorted(own)}"
-        fix = 'say "stop": {"token_ids": ..., "ignore_eos": True}, and eos_token_id=... here'
-        raise ValueError(f"{model}: {what}: {fix}")
-TEXT_OF_ENDS    pad = said["pad_token_id"] if "pad_token_id" in said else found.get("pad_token_id")
+    settings["eos_token_id"] = ends
+    pad = said["pad_token_id"] if "pad_token_id" in said else found.get("pad_token_id")
     # A call without a mask says attention_mask=None.
     is_unmasked = said.get("attention_mask", ()) is None and pad is not None
     if is_unmasked and pad == engine.tokenizer.bos_token_id and pad not in ends:
@@ -115,10 +123,6 @@ TEXT_OF_ENDS    pad = said["pad_token_id"] if "pad_token_id" in said else found.
         raise ValueError(f"{model}: {what}: give prompt_token_ids without it")
     return settings
 '''
-TEXT_OF_ENDS = """    if engine.tokenizer.decode(ends, skip_special_tokens=True):
-        what = f"rows end at {ends}, of which one is no special token, so that the old text held it"
-        raise ValueError(f"{model}: {what}: decode token_ids in place of text, and drop this check")
-"""
 THINKS_UNASKED = '''
 def thinks_unasked(owner):
     """Whether a chat template thinks where nobody says if it is to.   owner: of the template."""
@@ -152,29 +156,23 @@ def idle_lines(names: Iterable[str]) -> str:
     return textwrap.fill(text, 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
-def checkpoint_settings(seen: Observed) -> str:
+def checkpoint_settings() -> str:
     """The function of a draft that reads what a checkpoint says when it runs."""
-    ends = TEXT_OF_ENDS if seen.has_special_ends() else ""  # else ids are decoded, ends among them
     text = CHECKPOINT_SETTINGS.replace("IDLE", idle_lines((*IDLE, "eos_token_id")))
-    return text.replace("NEUTRAL", NEUTRAL_WORDS).replace("TEXT_OF_ENDS", ends)
+    return text.replace("NEUTRAL", NEUTRAL_WORDS)
 
 
-def said_words(said: Mapping[str, cst.BaseExpression]) -> str:
-    """What a call of generate says, as arguments of `checkpoint_settings`: all of it, where the
-    draft's `generation_options` takes what that returns; else what is not idle there."""
+def said_words(said: Mapping[str, cst.BaseExpression], of_config: Set[str]) -> str:
+    """What a call of generate says, as arguments of `checkpoint_settings`, which come behind the
+    engine.   of_config: what of it is in a GenerationConfig."""
     idle = set(WITHOUT_EFFECT) - ({"pad_token_id"} if "attention_mask" in said else set())
-    is_unsaid = {
-        name for name in ("max_new_tokens", "max_length") if constant(said.get(name)) is None
-    }
-    if not any(name.startswith("**") for name in said):
-        idle |= {*READ} - {"max_new_tokens", "do_sample", "top_p", "min_p"}
-        idle |= {"top_p", "min_p"} if constant(said.get("do_sample")) is False else set()
-        is_unsaid |= {"do_sample"} if constant(said.get("do_sample")) is None else set()
-    kept = {name: node for name, node in said.items() if name not in idle | is_unsaid}
+    kept = {name: node for name, node in said.items() if name not in idle}
+    config = {name: kept.pop(name) for name in list(kept) if name in of_config}
+    first = f", {display_text(config)}" if config else ""
     if any(name.startswith("**") for name in kept):
-        [first, *further] = kept.values()
-        return f", **{display_text(kept) if further else code_of(first)}"
-    return "".join(f", {name}={code_of(node)}" for name, node in kept.items())
+        [star, *further] = kept.values()
+        return f"{first}, **{display_text(kept) if further else code_of(star)}"
+    return first + "".join(f", {name}={code_of(node)}" for name, node in kept.items())
 
 
 def display_text(said: Mapping[str, cst.BaseExpression]) -> str:
@@ -187,8 +185,6 @@ def display_text(said: Mapping[str, cst.BaseExpression]) -> str:
 
 
 VERSION = {"transformers_version"}
-# What a GenerationConfig of run time may have of its checkpoint, and the engine has an option for.
-OF_ANY_CHECKPOINT = ("no_repeat_ngram_size", "min_new_tokens", "eos_token_id")
 ENDS = "the ids that ended the old code's rows"
 
 
@@ -196,7 +192,7 @@ def keywords(seen: Observed, source: str, is_free: bool = False) -> list[str]:
     """Keywords that the function of a draft takes by name.   is_free: where it is given what the
     checkpoint says, for run time decides which one it is."""
     named = {*re.findall(r"\w+", source), *config_fields(seen, source), *seen.argument_words}
-    named |= {*READ, *OF_ANY_CHECKPOINT} if is_free else set()
+    named |= {*READ} if is_free else set()
     more = [name for name in MORE if name in named or is_inherited(name, seen)]
     return [*FIELDS, *more]
 
@@ -218,6 +214,21 @@ def said_keys(source: str) -> dict[str, list[ast.expr]]:
         if isinstance(name, str):
             found.setdefault(name, []).append(value)
     return found
+
+
+def is_key(name: str, source: str) -> bool:
+    """Whether the source puts something into a mapping under a name."""
+    for node in ast.walk(ast.parse(source)):
+        keys: list[ast.expr | None] = []
+        if isinstance(node, ast.Dict):
+            keys = node.keys
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            keys = [node.slice]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+            keys = [ast.Constant(word.arg) for word in node.keywords]
+        if any(isinstance(key, ast.Constant) and key.value == name for key in keys):
+            return True
+    return False
 
 
 def without_option(source: str) -> list[str]:
@@ -273,14 +284,12 @@ def refuse_unlisted(seen: Observed, source: str, stars: str, is_free: bool = Fal
     for beams in seen.values("sampling", "num_beams"):
         if beams != 1:
             raise Unsure(f"{what}; num_beams was {beams}", NO_OPTION, POSSIBLE["num_beams"])
+    if is_free:
+        return  # the rest is read at run time
     if len(ends_seen(seen)) > 1:
         raise Unsure(what, "the goldens' rows end at different ids", "write them out")
     if seen.settings.get("max_length"):
         raise Unsure(what, "the checkpoint sets max_length, too", "write them out")
-    more = [name for name in MORE if name not in READ and is_inherited(name, seen)]
-    if is_free and more:
-        what = f"{what}; the checkpoint decides {more[0]}, and run time decides which one it is"
-        raise Unsure(what, "the draft cannot take it from there", f"say {more[0]} in the call")
 
 
 def default_of(name: str, seen: Observed) -> tuple[object, str]:
@@ -331,7 +340,7 @@ def {name}(
         if others[name] not in (None, False, 0, [], {{}}, neutral.get(name)):
             what = f"the engine has no option {{name}}, which is {{others[name]!r}}"
             raise ValueError(f"{{what}}, by the call or the checkpoint's generation_config.json")
-{NO_BUDGET}    options = {{
+{NO_BUDGET_OF_FREE if is_free else NO_BUDGET}    options = {{
 {fields}    }}
     if do_sample:
         options |= {{

@@ -194,7 +194,13 @@ def drafted(args: argparse.Namespace, site: RecordedSource, ask: Decisions) -> D
     """Raises DraftError where the source holds nothing to move."""
     draft = draft_module(site.text.code, site.seen, ask, args.engine, is_cut_moved=args.stops)
     if draft.is_moved and draft.code == site.text.code:
-        called = importing.called_names(libcst.parse_module(draft.code), set())
+        module = libcst.parse_module(draft.code)
+        maker = importing.model_from_elsewhere(module)
+        if maker:
+            problem = f"{site.path} generates, on a model that {maker} makes, in another file"
+            fix = "a draft is of one file: put what loads the model into this one, and record again"
+            raise DraftError(f"{problem}; {fix}")
+        called = importing.called_names(module, set())
         if not called.intersection(importing.ENGINE_CALLS):
             problem = f"{site.path}: nothing in this file generates; what it calls does"
             fix = "`parity scan` names that place and its record line: record and draft it there"

@@ -41,7 +41,7 @@ POSSIBLE = {
     "prompt_logprobs": "score_batch",
 }
 NO_OPTION = "the engine has no option for it"
-# What a call says with None, whatever the checkpoint sets.
+# What a keyword of a call says with None, whatever the checkpoint sets.
 DOES_NOTHING: Mapping[str, object] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -53,7 +53,7 @@ DOES_NOTHING: Mapping[str, object] = {
 }
 ZERO_IS_NONE = ("top_k", "min_p", "no_repeat_ngram_size", "min_new_tokens")
 # What the draft's function `checkpoint_settings` gives.
-READ = ("do_sample", "max_new_tokens", "repetition_penalty", *SAMPLING)
+READ = ("do_sample", "max_new_tokens", *SAME, "eos_token_id", *SAMPLING)
 FALSY: tuple[object, ...] = (False, None, 0, [], ())
 
 
@@ -74,6 +74,12 @@ class Options:
         self.fields[name] = node
         if comment:
             self.comments[name] = comment
+
+    def add_beside(self, name: str, node: cst.BaseExpression, comment: str = "") -> None:
+        """Add what no keyword of generate says, also to options that are made at run time."""
+        self.add(name, node, comment)
+        if self.whole is not None:
+            self.whole = parse('{**{whole}, "' + name + '": {node}}', whole=self.whole, node=node)
 
     def as_dict(self) -> cst.BaseExpression:
         if self.whole is not None:
@@ -122,8 +128,10 @@ def refuse(name: str, node: cst.BaseExpression) -> None:
 class GenerateOptions:
     """Options of transformers' `generate`, with what the old code inherited.
 
-    settings: an expression for what the checkpoint says, where run time decides which one it is;
-    None where all loads are of the goldens' own.   optional: names that are None by default."""
+    settings: an expression for what the call and the checkpoint say together, where run time
+    decides which checkpoint it is; None where all loads are of the goldens' own.   optional: names
+    that are None by default.   of_config: what a GenerationConfig says, in which None says
+    nothing."""
 
     def __init__(
         self,
@@ -132,13 +140,14 @@ class GenerateOptions:
         ask: Decisions,
         settings: cst.BaseExpression | None = None,
         optional: Set[str] = frozenset(),
+        of_config: Set[str] = frozenset(),
     ) -> None:
         self.said = said
         self.seen = seen
         self.ask = ask
         self.settings = settings
         self.optional = optional
-        self.is_read = False
+        self.of_config = of_config
         self.options = Options()
         self.inherited: list[str] = []
         self.notes: list[str] = []
@@ -162,22 +171,18 @@ class GenerateOptions:
         return None if node is None or constant(node) is None else node
 
     def read(self, name: str) -> cst.BaseExpression:
-        """What the checkpoint says at run time."""
+        """What holds at run time."""
         assert self.settings is not None
-        self.is_read = True
         return parse('{settings}["' + name + '"]', settings=self.settings)
-
-    def refuse_unread(self, name: str) -> None:
-        if self.settings is not None:
-            what = f"the checkpoint sets {name}, and run time decides which checkpoint it is"
-            raise Unsure(what, "the draft cannot take it from there", f"say {name} in the call")
 
     # == How long ==
 
     def add_budget(self, prompt_count: cst.BaseExpression | None) -> None:
         budget = self.take("max_new_tokens")
         longest = self.take("max_length")
-        if budget is not None:
+        if self.settings is not None and (budget is not None or longest is None):
+            self.options.add("max_new_tokens", self.read("max_new_tokens"))
+        elif budget is not None:
             self.options.add("max_new_tokens", budget)
         elif longest is not None:
             self.add_longest(longest, prompt_count)
@@ -187,9 +192,6 @@ class GenerateOptions:
             if inherited is None and self.seen.settings.get("max_length"):
                 what = "the budget is the checkpoint's max_length"
                 raise Unsure(what, "it counts the prompt", "say max_new_tokens")
-            if self.settings is not None:
-                self.options.add("max_new_tokens", self.read("max_new_tokens"))
-                return
             if inherited is None:
                 inherited = 20
                 source = "transformers' default: nothing was said"
@@ -219,7 +221,7 @@ class GenerateOptions:
         switch = self.said.pop("do_sample", None)
         said = {name: self.said.pop(name) for name in SAMPLING if name in self.said}
         is_silent = switch is None or constant(switch) is None
-        if is_silent and self.settings is not None:
+        if self.settings is not None and not isinstance(constant(switch), bool):
             switch = self.read("do_sample")
         elif is_silent:
             inherited = self.seen.inherited("do_sample")
@@ -232,16 +234,16 @@ class GenerateOptions:
         assert switch is not None
         for name in SAMPLING:
             self.add_sampling_field(name, said.get(name), switch)
-        self.refuse_two_cuts()
+        self.refuse_two_cuts(said)
 
     def add_sampling_field(
         self, name: str, node: cst.BaseExpression | None, switch: cst.BaseExpression
     ) -> None:
         comment = ""
-        if node is not None:
-            node = self.neutral_for_none(name, node, switch)
-        elif self.settings is not None:
+        if self.settings is not None:
             node = self.read(name)
+        elif node is not None:
+            node = self.neutral_for_none(name, node, switch)
         else:
             inherited = self.seen.inherited(name)
             if inherited is None or inherited.value in NEUTRAL.get(name, ()):
@@ -269,6 +271,11 @@ class GenerateOptions:
             return neutral
         if said is not NotImplemented:
             return node
+        inherited = self.seen.inherited(name) if name in self.of_config else None
+        if inherited is not None and (name in ZERO_IS_NONE or self.may_be_none(node)):
+            text = "{inherited} if {node} is None else {node}"
+            text += " or None" if name == "top_k" else ""
+            return parse(text, node=operand(node), inherited=literal(inherited.value or None))
         if name in ZERO_IS_NONE:
             return parse("{node} or {neutral}", node=operand(node), neutral=neutral)
         if not self.may_be_none(node):
@@ -281,9 +288,10 @@ class GenerateOptions:
             return self.may_be_none(node.body) or self.may_be_none(node.orelse)
         return constant(node) is None or code_of(node) in self.optional
 
-    def refuse_two_cuts(self) -> None:
+    def refuse_two_cuts(self, said: Mapping[str, cst.BaseExpression]) -> None:
         """Raise Unsure where top_p and min_p both cut: they leave other tokens in other order."""
-        fields = [constant(self.options.fields.get(name)) for name in ("min_p", "top_p")]
+        written = {**self.options.fields, **said}
+        fields = [constant(written.get(name)) for name in ("min_p", "top_p")]
         least, most = (one if isinstance(one, (int, float)) else None for one in fields)
         is_written = bool(least) and most is not None and most < 1
         if is_written or self.seen.has_two_cuts():
@@ -293,17 +301,17 @@ class GenerateOptions:
 
     def add_same(self) -> None:
         for name in SAME:
+            if self.settings is not None:
+                self.said.pop(name, None)
+                self.options.add(name, self.read(name))
+                continue
             if name in self.said:
                 node = self.neutral_for_none(name, self.said.pop(name))
                 if constant(node) != DOES_NOTHING[name]:
                     self.options.add(name, node)
                 continue
-            if self.settings is not None and name in READ:
-                self.options.add(name, self.read(name))
-                continue
             inherited = self.seen.inherited(name)
             if inherited is not None and inherited.value not in NEUTRAL[name]:
-                self.refuse_unread(name)
                 self.add_inherited(name, literal(inherited.value), inherited.source)
 
     def add_samples(self) -> None:
@@ -341,14 +349,16 @@ class GenerateOptions:
             self.options.stop["include_stop"] = literal(True)
             self.options.keeps_stop = True
         ends = self.take("eos_token_id")
+        if self.settings is not None:
+            self.set_ends(self.read("eos_token_id"))
+            return
         observed = self.seen.end_ids
         if ends is None:
             if any(ids != self.seen.eos_ids for ids in observed) and self.seen.checkpoint:
-                self.refuse_unread("eos_token_id")
                 self.set_ends(literal(sorted(observed[0])))
                 self.options.comments["stop"] = "the ids that ended the old code's rows"
             return
-        if self.settings is None and self.seen.checkpoint and observed == [self.seen.eos_ids]:
+        if self.seen.checkpoint and observed == [self.seen.eos_ids]:
             return  # the ids at which the engine ends by itself
         is_list = isinstance(ends, (cst.List, cst.ListComp))
         if is_list or isinstance(constant(ends), int) or code_of(ends).endswith(".eos_token_id"):
@@ -406,6 +416,9 @@ def sampling_params(said: dict[str, cst.BaseExpression]) -> Options:
     options = Options()
     for name, new in VLLM_SAME.items():
         node = said.pop(name, None)
+        if name == "max_tokens" and constant(node) is None:
+            what = "SamplingParams is told max_tokens=None"
+            raise Unsure(what, "each row then goes on to the end of the window", "say a number")
         if node is None or constant(node) is None:
             if name in VLLM_DEFAULTS:
                 options.add(new, literal(VLLM_DEFAULTS[name]), "the default of SamplingParams")

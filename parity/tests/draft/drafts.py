@@ -31,11 +31,17 @@ class Result:
     samples: tuple[Any, ...] = ()
 
 
+class DecodedAnswer(str):
+    """An answer's text as the tokenizer decodes it, and not the result's own."""
+
+
 class Tokenizer:
     eos_token_id = 6
     bos_token_id = 1
 
     def decode(self, ids: Sequence[int], **said: Any) -> str:
+        if (tuple(ids), said) == (Result.token_ids, {"skip_special_tokens": True}):
+            return DecodedAnswer(Result.text)
         return "" if not ids else f"decoded {list(ids)} {said}"
 
     def apply_chat_template(self, messages: Any, **said: Any) -> str:
@@ -76,6 +82,13 @@ class Engine:
         return [Result(samples=samples) for _ in requests]
 
     generate_vlm_batch = generate_text_batch
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the last call, without what says of a checkpoint of run time that it sets nothing."""
+        ends = {"token_ids": list(self.ends), "ignore_eos": True}
+        idle = {"no_repeat_ngram_size": None, "min_new_tokens": 0, "stop": ends}
+        return {name: one for name, one in self.calls[-1][1].items() if idle.get(name, ...) != one}
 
 
 def row(penalty: float = 1.0, **sampling: Any) -> dict[str, Any]:

@@ -210,6 +210,18 @@ def test_a_site_that_generates_through_another_file_says_that_and_not_that_it_is
     assert "nothing is left" not in said and not Path("new.py").exists()
 
 
+@pytest.mark.parametrize("made", ["model, tok = get_model(question)", "model = get_model(question)"])
+def test_a_site_whose_model_another_file_loads_says_which_function_makes_it(
+    made: str, project: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    code = f"from utils import get_model\n\ndef answer(question):\n    {made}\n    return model.generate(question)\n"
+    Path("old.py").write_text(code)
+    put_golden(source=source_digest("old.py:answer"))
+    code_, _, said = drafted_code(capfdbinary, "--out", "new.py")
+    assert code_ == 2 and "old.py generates, on a model that utils.get_model makes, in another file" in said
+    assert "nothing in this file generates" not in said and "put what loads the model into this one" in said
+
+
 def test_in_place_a_second_time_has_nothing_to_move_and_keeps_the_old_code(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gen_engine import GenerationOptions
 from parity.draft.observed import Mention, absent_words, checkpoint_path, with_checkpoint
@@ -326,17 +328,17 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
     observed = replace(seen("Asker.ask", question="x"), models=(str(tmp_path / "m"),), settings=SAID)
     draft = draft_of(source, observed)
     _, engine = run(draft, "answer", str(tmp_path / "m"), "Why?")
-    assert engine.calls[0][1] == {"max_new_tokens": 5, **recorded}
+    assert engine.options == {"max_new_tokens": 5, **recorded}
     path = None if "Careful" in made else str(tmp_path / "other")
     _, engine = run(draft, "answer", path, "Why?")
-    assert engine.calls[0][1] == {"max_new_tokens": 5, **other}
+    assert engine.options == {"max_new_tokens": 5, **other}
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size: say it in the options"),
-        ({"min_new_tokens": 1, "bad_words_ids": [[3]]}, "sets bad_words_ids, min_new_tokens: say"),
+        ({"min_length": 3}, "sets min_length: say it in the options"),
+        ({"min_length": 1, "bad_words_ids": [[3]]}, "sets bad_words_ids, min_length: say"),
         ({"begin_suppress_tokens": [5]}, "sets begin_suppress_tokens"),
         ({"exponential_decay_length_penalty": [3, 1.5]}, "sets exponential_decay_length_penalty"),
         ({"guidance_scale": 1.5}, "sets guidance_scale"),
@@ -344,8 +346,6 @@ def test_draft_of_a_class_that_takes_any_checkpoint_asks_each_what_it_sets(
         ({"epsilon_cutoff": 0.1}, "sets epsilon_cutoff"),
         ({"num_beams": 2}, "sets num_beams"),
         ({"max_length": 99}, "sets max_length: say"),
-        ({"eos_token_id": None}, r"generate ends rows at \[\], the engine at \[6\]: say \"stop\""),
-        ({"eos_token_id": [6, 7]}, "generate ends rows at "),
     ],
 )
 @pytest.mark.parametrize("call", ["", "do_sample=False, repetition_penalty=1.0", "**words"])
@@ -415,11 +415,79 @@ def test_ends_that_a_call_says_are_kept_though_one_checkpoint_has_them(
     assert engine.calls[0][1]["stop"] == {"token_ids": stop, "ignore_eos": True}
 
 
-def test_ends_that_the_recorded_checkpoint_decided_are_refused_where_another_may_be_loaded() -> None:
+@pytest.mark.parametrize("call", ["", "do_sample=False, repetition_penalty=1.0", "**words", "num_beams=1, **words"])
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ({"eos_token_id": [6, 7]}, {"stop": {"token_ids": [6, 7], "ignore_eos": True}}),
+        ({"eos_token_id": None}, {"stop": {"token_ids": [], "ignore_eos": True}}),
+        ({"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 3}),
+        ({"min_new_tokens": 4}, {"min_new_tokens": 4}),
+    ],
+)
+def test_ends_and_limits_that_another_checkpoint_sets_are_its_own(
+    call: str, said: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """They were refused, and the ends of the recorded one were no sign of another's."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6, **said}))
     rows = [{**row(), "stop": {"end_ids": {"value": [6], "from": "checkpoint"}}}]
     recorded = SimpleNamespace(eos_ids=(6, 7), special_tokens={6: "", 7: ""}, dtype=None, template_owner=None)
-    draft = draft_of(FREE + asks(""), replace(seen(rows=rows, question="x"), checkpoint=recorded))
-    assert not draft.is_moved and "the checkpoint sets eos_token_id, and run time" in draft.todos[0].text
+    observed = replace(seen(rows=rows, question="x"), checkpoint=recorded)
+    draft = draft_of(FREE.replace("question", "question, **words") + asks(call), observed)
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", ends=(6,), tokenizer=Special(range(9)))
+    expected = {"max_new_tokens": 20, "repetition_penalty": 1.0, **options}
+    assert {name: engine.options[name] for name in expected} == expected
+
+
+NONE = dict.fromkeys(["temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens", "eos_token_id"])
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords", "config"),
+    [
+        (NONE, {"top_k": None, "max_new_tokens": 20, "ends": []}, {}),
+        (
+            {**NONE, "temperature": 0.5},
+            {"temperature": 0.5, "top_k": None, "max_new_tokens": 20, "ends": []},
+            {"temperature": 0.5},
+        ),
+        (
+            {**NONE, "top_k": 0, "eos_token_id": 8},
+            {"top_k": None, "max_new_tokens": 20, "ends": [8]},
+            {"top_k": None, "ends": [8]},
+        ),
+        ({**NONE, "max_new_tokens": 5}, {"top_k": None, "max_new_tokens": 5, "ends": []}, {"max_new_tokens": 5}),
+    ],
+)
+@pytest.mark.parametrize("is_config", [False, True])
+def test_none_of_a_keyword_is_nothing_and_none_of_a_config_is_what_the_checkpoint_sets(
+    given: dict[str, Any], keywords: dict[str, Any], config: dict[str, Any], is_config: bool, tmp_path: Path
+) -> None:
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.3, "max_new_tokens": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 6}))
+    words = ", ".join(f"{name}={name}" for name in NONE)
+    call = f"generation_config=GenerationConfig(do_sample=True, {words})" if is_config else f"do_sample=True, {words}"
+    code = FREE.replace("question", f"question, {', '.join(NONE)}") + asks(call)
+    draft = draft_of(code.replace("import Auto", "import GenerationConfig, Auto"), seen(question="x"))
+    _, engine = run(draft, "answer", str(tmp_path), "Why?", *given.values(), ends=(6,), tokenizer=Special(range(9)))
+    nothing = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    wanted = {**own, "ends": [6], **config} if is_config else {**nothing, **keywords}
+    ends = wanted.pop("ends")
+    assert {name: engine.calls[0][1][name] for name in wanted} == wanted
+    assert engine.calls[0][1]["stop"] == {"token_ids": ends, "ignore_eos": True}
+    GenerationOptions(**engine.calls[0][1])
+
+
+def test_none_of_a_config_is_what_the_checkpoint_sets_where_the_source_names_it() -> None:
+    rows = [row(temperature=0.6, top_k=7)]
+    rows[0]["sampling"]["temperature"] = {"value": 0.6, "from": "checkpoint"}
+    call = "generation_config=GenerationConfig(do_sample=True, temperature=temperature, top_k=top_k, top_p=None)"
+    code = FREE.replace("path, question", "question, temperature=None, top_k=None").replace("(path", '("m"') + asks(
+        call
+    )
+    draft = draft_of(code.replace("import Auto", "import GenerationConfig, Auto"), seen(rows=rows, question="x"))
+    taken = [run(draft, "answer", "Why?", *given)[1].options for given in ((), (0.5, 0), (0.9, 4))]
+    assert [(one["temperature"], one["top_k"]) for one in taken] == [(0.6, 7), (0.5, None), (0.9, 4)]
 
 
 CONFIG = """
@@ -456,7 +524,6 @@ def test_fields_of_a_config_of_any_checkpoint_are_taken_or_change_nothing(
         ({"num_beams": 3}, "no option num_beams, which is 3, by the call or the checkpoint's generation_config"),
         ({"num_return_sequences": 2, "do_sample": True}, "no option num_return_sequences"),
         ({"max_length": 99}, "max_length counts the prompt, too: say max_new_tokens"),
-        ({"eos_token_id": [6, 7]}, "rows end at .*no special token"),
     ],
 )
 def test_fields_of_a_config_that_the_engine_has_no_option_for_are_refused(
@@ -537,11 +604,25 @@ def test_a_budget_of_the_checkpoint_that_wins_over_max_length_is_refused(tmp_pat
         run(draft, "answer", str(tmp_path), "Why?")
 
 
-def test_an_end_whose_text_the_old_code_kept_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["skip_special_tokens=True", "", "clean_up_tokenization_spaces=False"])
+def test_text_of_another_checkpoint_is_decoded_as_the_old_code_does(said: str, tmp_path: Path) -> None:
+    """An end that is no special token is text, and some tokenizers tidy spaces."""
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')
-    draft = draft_of(FREE + asks("").replace(":])", ":], skip_special_tokens=True)"), seen(question="x"))
-    with pytest.raises(ValueError, match="no special token, so that the old text held it: decode"):
-        run(draft, "answer", str(tmp_path), "Why?", ends=(6, 7), tokenizer=Special())
+    code = FREE + asks("").replace(":])", f":], {said})")
+    _, engine = run(draft_of(code, seen(question="x")), "answer", str(tmp_path), "Why?", tokenizer=Told())
+    words = {word: value == "True" for word, _, value in [said.partition("=")] if word}
+    assert engine.tokenizer.told == [([5, 6], words)]  # type: ignore[attr-defined]
+
+
+class Told(Tokenizer):
+    """told: what it is told to decode."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[list[int], dict[str, Any]]] = []
+
+    def decode(self, ids: Sequence[int], **said: Any) -> str:
+        self.told.append((list(ids), said))
+        return ""
 
 
 TURNS = '[{"role": "user", "content": question}]'
@@ -618,7 +699,7 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 
 def answer(path, question):
-    llm = LLM(path)
+    llm = LLM(path, dtype="float32")
     tok = llm.get_tokenizer()
     {RENDERED}
     return llm.generate([text], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
@@ -648,7 +729,9 @@ def test_one_text_in_place_of_a_list_of_texts_is_one_prompt(reads: str, given: A
     """It was asked letter by letter."""
     source = FREE + "    " + reads
     if reads == "vllm":
-        source = "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path)\n"
+        source = (
+            "from vllm import LLM, SamplingParams\n\n\ndef answer(path, question):\n    llm = LLM(path, dtype='half')\n"
+        )
         source += "    return llm.generate(question, SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text\n"
     _, engine = run(draft_of(source, seen(question=["x", "y"])), "answer", "m", given)
     assert engine.calls[0][0] == [{"prompt": "Why?"}]
@@ -709,3 +792,116 @@ def test_what_a_checkpoint_sets_is_read_where_another_one_may_be_loaded(loads: l
 
 
 ASKS = PROMPT + "out = model.generate(**inputs)\nreturn tok.decode(out[0][inputs.input_ids.shape[1]:])"
+
+
+OF_VLLM = """
+from vllm import LLM, SamplingParams
+
+def answer(path, question, dtype="auto"):
+    llm = LLM(model=path, LOAD)
+    return llm.generate([question], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].text
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "asked"),
+    [
+        ("max_model_len=64", {}),
+        ('dtype="auto", revision="v2", trust_remote_code=False', {"revision": "v2"}),
+        ("dtype=dtype", {"dtype": "auto"}),
+    ],
+)
+def test_dtype_of_vllm_is_asked_for_at_run_time_where_run_time_decides_the_checkpoint(
+    load: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of the goldens' checkpoint."""
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    class EngineArgs:
+        def __init__(self, model: str, **fields: Any) -> None:
+            made.append((model, fields))
+
+        def create_model_config(self) -> Any:
+            return SimpleNamespace(dtype="torch.float16")
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(EngineArgs=EngineArgs))
+    draft = draft_of(OF_VLLM.replace("LOAD", load), seen(rows=rows_in("bfloat16"), question="x"))
+    _, engine = run(draft, "answer", "other", "Why?")
+    assert engine.loads[0][1]["dtype"] == "float16" and made == [("other", asked)]
+
+
+@pytest.mark.parametrize(("load", "dtype"), [("dtype='half'", "float16"), ("dtype=torch.float32", "float32")])
+def test_dtype_of_vllm_that_the_source_says_is_said_to_load(load: str, dtype: str) -> None:
+    draft = draft_of(OF_VLLM.replace("LOAD", load), seen(rows=rows_in("bfloat16"), question="x"))
+    assert run(draft, "answer", "other", "Why?")[1].loads[0][1]["dtype"] == dtype
+
+
+def test_auto_dtype_of_vllm_is_the_goldens_where_the_source_names_the_checkpoint() -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='auto'").replace("model=path", "model='m'")
+    draft = draft_of(source, seen(rows=rows_in("bfloat16"), question="x"))
+    assert run(draft, "answer", "m", "Why?")[1].loads == [("m", {"backend": "vllm", "dtype": "bfloat16"})]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("auto", None), (None, None), ("float32", "float32"), (torch.bfloat16, "bfloat16")]
+)
+def test_dtype_that_a_parameter_holds_is_translated_at_run_time(given: Any, dtype: str | None) -> None:
+    code = FREE.replace("question", 'question, dtype="auto"') + ASKS_FREE
+    code = code.replace("LM.from_pretrained(path", "LM.from_pretrained(path, dtype=dtype")
+    _, engine = run(draft_of(code, seen(question="x")), "answer", "m", "Why?", given)
+    assert engine.loads == [("m", {"dtype": dtype})]
+
+
+ASKS_FREE = asks("max_new_tokens=5, do_sample=False")
+
+
+@pytest.mark.parametrize(
+    ("given", "requests"),
+    [
+        ("Why?", [{"prompt": "Why?"}]),
+        (["Why?", "So?"], [{"prompt": "Why?"}, {"prompt": "So?"}]),
+        ([5, 6], [{"prompt_token_ids": [5, 6]}]),
+        ([[5, 6], [7]], [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7]}]),
+        ({"prompt_token_ids": (5, 6), "prompt": "so"}, [{"prompt_token_ids": [5, 6]}]),
+        ([{"prompt": "Why?", "multi_modal_data": None}, "So?"], [{"prompt": "Why?"}, {"prompt": "So?"}]),
+    ],
+)
+def test_prompts_of_vllm_are_what_they_are_when_the_draft_runs(given: Any, requests: list[Any]) -> None:
+    """Goldens of texts made a text of each mapping."""
+    source = OF_VLLM.replace("LOAD", "dtype='half'").replace("[question]", "question")
+    _, engine = run(draft_of(source, seen(question=["x"])), "answer", "m", given)
+    assert engine.calls[0][0] == requests
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"prompt_embeds": 1}, [{"prompt": "x", "mm_processor_kwargs": {}}], [{"prompt": "x", "multi_modal_data": {}}]],
+)
+def test_prompt_of_vllm_that_is_not_moved_is_refused(given: Any) -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='half'").replace("[question]", "question")
+    with pytest.raises(ValueError, match="a prompt of .*: only texts, ids and images are moved"):
+        run(draft_of(source, seen(question=["x"])), "answer", "m", given)
+
+
+class Picture:
+    """An image with EXIF."""
+
+    def __init__(self, exif: Sequence[int] = (5,)) -> None:
+        self.exif = list(exif)
+        self.info: dict[str, Any] = {}
+
+    def copy(self) -> Picture:
+        return Picture(self.exif)
+
+    def getexif(self) -> list[int]:
+        return self.exif
+
+
+def test_images_of_a_prompt_of_vllm_are_those_of_its_request() -> None:
+    source = OF_VLLM.replace("LOAD", "dtype='half'")
+    source = source.replace("[question]", "[{'prompt': 'See <image>', 'multi_modal_data': {'image': question}}]")
+    draft = draft_of(source, seen(question="x"))
+    _, engine = run(draft, "answer", "m", Picture())
+    [[request], _] = engine.calls[0]
+    assert request["prompt"] == "See <image>" and [one.exif for one in request["images"]] == [[]]
+    assert "generate_vlm_batch" in draft.code

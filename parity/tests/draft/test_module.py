@@ -11,7 +11,7 @@ import pytest
 from parity.draft.decisions import Decisions
 from parity.draft.module import draft_module
 
-from .drafts import PROMPT, body, draft_of, row, run, seen
+from .drafts import PROMPT, DecodedAnswer, body, draft_of, row, run, seen
 
 STRAIGHT = """
     import torch
@@ -38,7 +38,8 @@ def test_draft_of_a_straight_function_asks_the_engine_once() -> None:
     value, engine = run(draft_of(STRAIGHT), "answer", "m", "Why?")
     assert value == "ANSWER"
     assert engine.loads == [("m", {"dtype": "float32"})]
-    assert engine.calls == [([{"prompt": "<Why?>"}], {"max_new_tokens": 64, "repetition_penalty": 1.0})]
+    assert [requests for requests, _ in engine.calls] == [[{"prompt": "<Why?>"}]]
+    assert engine.options == {"max_new_tokens": 64, "repetition_penalty": 1.0}
 
 
 def test_draft_goes_on_counting_a_rendered_prompt_where_max_length_does() -> None:
@@ -91,7 +92,7 @@ def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None
         pytest.param(
             PROMPT + "out = model.generate(inputs['input_ids'], max_new_tokens=5, stop_strings=['x'], tokenizer=tok)\n"
             "return tok.decode(out[0, inputs['input_ids'].shape[1]:], skip_special_tokens=True)",
-            "decoded [5, 6] {'skip_special_tokens': True}",
+            DecodedAnswer("ANSWER"),
             {"max_new_tokens": 5, "stop": {"strings": ["x"], "include_stop": True}}, id="the stop stays in the text",
         ),
         pytest.param(
@@ -127,7 +128,7 @@ def test_draft_with_an_inherited_setting_that_is_dropped_leaves_it_out() -> None
 )  # fmt: skip
 def test_draft_of_a_raw_prompt_asks_what_the_old_code_asked(code: str, value: Any, options: Any) -> None:
     result, engine = run(body(code, question="Why?"), "answer", "Why?")
-    assert result == value
+    assert (result, type(result)) == (value, type(value))
     assert engine.calls == [([{"prompt": "Why?"}], options)]
 
 
@@ -536,8 +537,8 @@ def test_draft_of_a_model_that_a_class_keeps_asks_the_engine_under_that_name() -
             return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True)
     """
     value, engine = run(draft_of(source), "answer", "m", "Why?")
-    options = {"max_new_tokens": 5, "repetition_penalty": 1.0}
-    assert value == "ANSWER" and engine.calls == [([{"prompt": "Why?"}], options)]
+    assert value == "ANSWER" and [requests for requests, _ in engine.calls] == [[{"prompt": "Why?"}]]
+    assert engine.options == {"max_new_tokens": 5, "repetition_penalty": 1.0}
     assert len(engine.loads) == 1
 
 
@@ -616,7 +617,77 @@ def test_draft_of_a_class_of_the_file_that_is_called_a_model_is_one_of_the_file(
     observed = seen("HFModel.ask", self={"$object": "__main__.HFModel"}, question="x")
     draft = draft_of(source, observed)
     value, engine = run(draft, "answer", "Why?")
-    assert value == "ANSWER" and engine.calls == [
-        ([{"prompt": "Why?"}], {"max_new_tokens": 7, "repetition_penalty": 1.0})
-    ]
+    assert value == "ANSWER" and [requests for requests, _ in engine.calls] == [[{"prompt": "Why?"}]]
+    assert engine.options == {"max_new_tokens": 7, "repetition_penalty": 1.0}
     assert draft.factories == {"HFModel.ask": {"self": "make_self"}}
+
+
+def test_draft_of_a_seed_that_the_script_sets_once_says_so() -> None:
+    """It stood behind the functions, under the guard."""
+    guard = """
+        if __name__ == "__main__":
+            torch.manual_seed(0)
+            print(answer("x"), answer("y"))
+    """
+    source = ONE_CALL.replace("CALL", "do_sample=True") + textwrap.dedent(guard)
+    assert [todo.text.split(";")[0] for todo in draft_of(source).todos] == ["the seed is set once for all calls"]
+    assert not draft_of(source.replace("do_sample=True", "do_sample=False")).todos
+
+
+ONE_CALL = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tok = AutoTokenizer.from_pretrained("m")
+model = AutoModelForCausalLM.from_pretrained("m")
+
+def answer(question):
+    inputs = tok(question, return_tensors="pt")
+    out = model.generate(**inputs, CALL)
+    return tok.decode(out[0])
+"""
+
+
+def test_draft_of_a_length_that_counts_the_prompt_in_a_mapping_of_run_time_says_so() -> None:
+    code = "words = {'max_length': most} if most else {'max_new_tokens': 5}\n" + PROMPT
+    draft = body(
+        code + "out = model.generate(**inputs, **words)\nreturn tok.decode(out[0])", parameters="question, most=None"
+    )
+    assert ["`**words` may hold max_length, for which the draft raises" in todo.text for todo in draft.todos] == [True]
+
+
+VLLM = """
+    from collections import Counter
+    from transformers import AutoTokenizer
+    from vllm import LLM, SamplingParams
+    llm = LLM("m", dtype="float32")
+    tok = AutoTokenizer.from_pretrained("m")
+
+    def answer(question, n=2):
+        params = SamplingParams(temperature=0, n=n, max_tokens=5)
+        BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("outs = sorted(llm.generate([question], params), key=lambda o: int(o.request_id))\n"
+         "        return outs[0].outputs[0].text", "ANSWER"),
+        ("out = llm.generate([question], params)[0]\n"
+         "        return len(out.outputs), Counter(c.text for c in out.outputs)", (2, {"ANSWER 0": 1, "ANSWER 1": 1})),
+    ],
+)  # fmt: skip
+def test_draft_of_vllm_outputs_takes_them_apart(code: str, value: Any) -> None:
+    assert run(draft_of(VLLM.replace("BODY", code)), "answer", "Why?")[0] == value
+
+
+def test_draft_of_ids_that_vllm_is_given_keeps_them() -> None:
+    code = 'ids = tok.apply_chat_template([{"role": "user", "content": question}], return_dict=False)\n'
+    code += '        return llm.generate([{"prompt_token_ids": ids}], params)[0].outputs[0].text'
+    _, engine = run(draft_of(VLLM.replace("BODY", code)), "answer", "Why?")
+    assert engine.calls[0][0] == [{"prompt_token_ids": list("<Why?>")}]  # of the test's tokenizer
+
+
+def test_draft_that_keeps_an_output_of_vllm_says_that_results_are_others() -> None:
+    draft = draft_of(VLLM.replace("BODY", "return llm.generate([question], params)"))
+    assert not draft.is_moved and "results of the engine have another form" in draft.todos[0].text

@@ -10,7 +10,7 @@ import transformers
 
 from gen_engine import GenerationOptions
 
-from .drafts import PROMPT, body, draft_of, row, run, seen
+from .drafts import PROMPT, Tokenizer, body, draft_of, row, run, seen
 
 IDS = "ids = tok(question, return_tensors='pt').input_ids\n"
 GREEDY = {"max_new_tokens": 5, "repetition_penalty": 1.05}
@@ -443,3 +443,46 @@ def test_min_p_beside_top_p_is_refused_where_the_source_or_a_golden_shows_both(c
     rows = [{**row(), "sampling": sampling}] if "least" in call else ()
     draft = body(code, parameters="question, least=0.1, most=0.9", rows=rows, question="x")
     assert not draft.is_moved and "top_p and min_p are both in effect" in draft.todos[0].text
+
+
+@pytest.mark.parametrize(
+    ("words", "call", "most"),
+    [
+        ("truncation=True, max_length=512", "max_new_tokens=5", 512),
+        ("truncation=True, max_length=most", "max_new_tokens=5", 9),
+        ("truncation=True", "max_new_tokens=5", 64),
+        ("truncation=True, max_length=512", "**words", 512),
+        ("truncation=False, max_length=512", "max_new_tokens=5", None),
+    ],
+)
+def test_prompts_that_a_tokenizer_cut_are_refused_when_the_draft_runs(words: str, call: str, most: int | None) -> None:
+    """Those that fit into the window passed uncut."""
+    code = f"inputs = tok(question, return_tensors='pt', {words})\nout = model.generate(**inputs, {call})\n"
+    code += "return tok.decode(out[0][inputs.input_ids.shape[1]:])"
+    draft = body(code, parameters="question, most=9, **words", question="x")
+    tokenizer = Tokenizer()
+    tokenizer.model_max_length = 64  # type: ignore[attr-defined]
+    _, engine = run(draft, "answer", "Why?", tokenizer=tokenizer)
+    assert engine.calls[0][1].get("max_prompt_tokens") == most
+    says = ["the draft refuses those" in todo.text for todo in draft.todos]
+    assert says == ([True] if most else [])
+
+
+def test_no_budget_of_a_call_is_that_of_generate() -> None:
+    draft = body(
+        PROMPT + "out = model.generate(**inputs, **words)\nreturn tok.decode(out[0])", parameters="question, **words"
+    )
+    _, engine = run(draft.__class__(draft.code.replace("**words):", "**words):", 1), (), {}, True), "answer", "Why?")
+    assert engine.calls[0][1]["max_new_tokens"] == 20
+
+
+def test_vllm_without_a_budget_is_refused() -> None:
+    source = """
+        from vllm import LLM, SamplingParams
+        llm = LLM("m")
+
+        def answer(question):
+            return llm.generate([question], SamplingParams(max_tokens=None))[0].outputs[0].text
+    """
+    draft = draft_of(source, seen(question="x"))
+    assert not draft.is_moved and "max_tokens=None, because each row then goes on" in draft.todos[0].text
