@@ -24,11 +24,11 @@ Ranking = Mapping[str, Sequence[float]]  # what a thing holds beside its numbers
 # == How far apart ==
 
 
-def number_gap(old: Any, new: Any) -> float | None:
+def number_gap(old: Any, new: Any, is_open: bool = False) -> float | None:
     """The largest difference of two values that differ in their floats only; None where anything
-    else does."""
+    else does.   is_open: they stand in a list of numbers some of which are above 1."""
     if are_all(float, old, new):
-        return float_gap(old, new)
+        return float_gap(old, new, is_open)
     if are_all(Mapping, old, new) and old.keys() == new.keys():
         return largest(number_gap(old[key], new[key]) for key in old)
     old_best = candidates(old)
@@ -36,7 +36,7 @@ def number_gap(old: Any, new: Any) -> float | None:
     if old_best and new_best and len(old_best) == len(new_best):
         return candidates_gap(old_best, new_best)
     if are_all(SEQUENCES, old, new):
-        return gap_of_lists(old, new)
+        return gap_of_lists(old, new, is_open)
     return 0.0 if are_same(old, new) else None
 
 
@@ -44,9 +44,12 @@ def are_same(old: Any, new: Any) -> bool:
     return type(old) is type(new) and bool(old == new)
 
 
-def float_gap(old: float, new: float) -> float | None:
+def float_gap(old: float, new: float, is_open: bool) -> float | None:
+    """What stands beside numbers above 1 is no probability."""
     if math.isnan(old) or math.isnan(new):
         return None
+    if is_open and max(old, new) <= 1:
+        return abs(old - new)
     return 0.0 if old == new else gap_in_nats(old, new)
 
 
@@ -119,11 +122,22 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
     return max(gaps)
 
 
-def gap_of_lists(old: Sequence[Any], new: Sequence[Any]) -> float | None:
+def gap_of_lists(old: Sequence[Any], new: Sequence[Any], is_open: bool) -> float | None:
     if len(old) != len(new):
         return None
-    gap = largest(map(number_gap, old, new))
+    is_open = is_open or holds_more_than_1(old) or holds_more_than_1(new)
+    gap = largest(number_gap(one, other, is_open) for one, other in zip(old, new))
     return ranking_gap(old, new) if gap is None else gap
+
+
+def holds_more_than_1(numbers: Sequence[Any]) -> bool:
+    """Whether a list of numbers, or of lists of them, holds one."""
+    for one in numbers:
+        if isinstance(one, SEQUENCES) and holds_more_than_1(one):
+            return True
+        if isinstance(one, float) and one > 1:
+            return True
+    return False
 
 
 def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:

@@ -52,3 +52,17 @@ def ranking(**scores: float) -> list[dict[str, Any]]:
 )
 def test_number_gap_of_a_ranking_is_that_of_each_thing(old: Any, new: Any, gap: float | None) -> None:
     assert number_gap(old, new) == gap
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gap"),
+    [
+        ([[19.25, 0.9], [0.2]], [[19.25, 0.85], [0.2]], 0.05),
+        ([[0.9], [0.2, 19.25]], [[0.85], [0.2, 19.25]], 0.05),
+        ([0.9, 0.2], [0.85, 0.2], 0.46),
+        ({"length": 19.25, "chance": [0.9]}, {"length": 19.25, "chance": [0.85]}, 0.46),
+    ],
+)
+def test_what_stands_in_a_list_with_numbers_above_1_is_no_probability(old: Any, new: Any, gap: float) -> None:
+    """As surprisals, some of which are small."""
+    assert number_gap(old, new) == pytest.approx(gap, abs=0.01)
