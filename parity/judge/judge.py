@@ -69,12 +69,15 @@ from parity.judge.row import (
 )
 from parity.judge.stages.answer import kind_of_error
 from parity.judge.values import (
+    Path,
     TextPair,
     first_parting,
     is_reordered,
     leaves,
+    lists_apart,
     partings,
     resembles,
+    stand_as,
     texts_apart,
 )
 
@@ -240,16 +243,58 @@ def of_order(findings: Findings) -> Judged | None:
 
 
 def of_places(comparison: Comparison) -> Cause | None:
-    """Parts of the value in other places. Where numbers of half precision were read, rounding may
-    order them otherwise."""
+    """Parts of the value in other places: all that differ, or a list with an entry for each request
+    whose entries stand as the requests are asked now. Where numbers of half precision were read,
+    rounding may order them otherwise."""
     old = comparison.old
     new = comparison.new
-    if not is_reordered(old.value, new.value):
-        return None
-    is_rounded = any(row.get("scored") for row in old.rows) and not in_float32(old, new)
-    certainty: Certainty = "likely" if is_rounded else "confirmed"
+    same = same_but_for_rounding(old, new)
     proof = "put back in order, the values are the same"
-    return named_cause("order", certainty, value_sentence(comparison), proof)
+    sentence = value_sentence(comparison)
+    if not is_reordered(old.value, new.value, same):
+        path = as_asked_now(comparison, same)
+        if path is None:
+            return None
+        sentence = f"{place_name(path)} stands in the order in which its requests are asked now"
+        proof = "put back in the golden's order, it is the same"
+    has_numbers = next(leaves(old.value, kind=float), None) is not None
+    is_rounded = has_numbers or any(row.get("scored") for row in old.rows)
+    certainty: Certainty = "confirmed"
+    if is_rounded and not in_float32(old, new):
+        certainty = "likely"
+    return named_cause("order", certainty, sentence, proof)
+
+
+NEAR = 0.25  # nats: no two numbers of half precision that are further apart are one, rounded
+
+
+def same_but_for_rounding(old: Case, new: Case) -> Callable[[Any, Any], bool]:
+    """Whether two parts of their values are the same, or in numbers as near as rounding leaves
+    them."""
+    from parity.judge.numerics.errors import FLOOR
+
+    most = FLOOR if in_float32(old, new) else NEAR
+
+    def same(one: Any, other: Any) -> bool:
+        gap = 0.0 if equal(one, other) else number_gap(one, other)
+        return gap is not None and gap <= most
+
+    return same
+
+
+def as_asked_now(comparison: Comparison, same: Callable[[Any, Any], bool]) -> Path | None:
+    """Where a list of the value stands that has an entry for each request, in the order in which
+    the new code asks them."""
+    if not comparison.has_as_many_rows:
+        return None
+    indices = {id(row): k for k, row in enumerate(comparison.new.rows)}
+    places = [indices[id(new)] for _, new in comparison.pairs]
+    if places == sorted(places):
+        return None
+    for path, old, new in lists_apart(comparison.old.value, comparison.new.value):
+        if stand_as(places, old, new, same):
+            return path
+    return None
 
 
 def given_to_another(old: Sequence[Row], new: Sequence[Row]) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.verdict import equal
@@ -11,6 +11,7 @@ from parity.goldens.verdict import equal
 Path = tuple[Any, ...]
 TextPair = tuple[str, str]  # an old one and the new one in its place
 Parting = tuple[Path, Any, Any]  # where two values part, and what each holds there
+Same = Callable[[Any, Any], bool]
 
 
 def leaves(value: Any, path: Path = (), kind: type = str) -> Iterator[tuple[Path, Any]]:
@@ -33,16 +34,16 @@ def numbers_in(value: Any) -> set[int]:
     return {number for _, number in leaves(value, kind=int)}
 
 
-def partings(old: Any, new: Any, path: Path = ()) -> Iterator[Parting]:
+def partings(old: Any, new: Any, path: Path = (), same: Same = equal) -> Iterator[Parting]:
     """Every place where two values part: the deepest that both have."""
-    if equal(old, new):
+    if same(old, new):
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         for key in old:
-            yield from partings(old[key], new[key], (*path, key))
+            yield from partings(old[key], new[key], (*path, key), same)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (one, other) in enumerate(zip(old, new)):
-            yield from partings(one, other, (*path, place))
+            yield from partings(one, other, (*path, place), same)
     else:
         yield path, old, new
 
@@ -84,28 +85,46 @@ def texts_apart(old: Any, new: Any) -> list[TextPair] | None:
     return found
 
 
-def is_reordered(old: Any, new: Any) -> bool:
+def is_reordered(old: Any, new: Any, same: Same = equal) -> bool:
     """Whether all that differs are parts of a list's entries that stand in other entries: whole, or
     one field of each, such as an answer beside what was asked."""
     fields: dict[Path, tuple[list[Any], list[Any]]] = {}
-    for path, before, after in partings(old, new):
+    for path, before, after in partings(old, new, (), same):
         entry = next((at for at, key in enumerate(path) if isinstance(key, int)), len(path))
         was, now = fields.setdefault((*path[:entry], ..., *path[entry + 1 :]), ([], []))
         was.append(before)
         now.append(after)
-    return bool(fields) and all(has_same_parts(*field) for field in fields.values())
+    return bool(fields) and all(has_same_parts(*field, same) for field in fields.values())
 
 
-def has_same_parts(old: Any, new: Any) -> bool:
+def has_same_parts(old: Any, new: Any, same: Same = equal) -> bool:
     if not (isinstance(old, list) and isinstance(new, list)) or len(old) != len(new):
         return False
     left = list(new)
     for part in old:
-        place = next((k for k, other in enumerate(left) if equal(part, other)), None)
+        place = next((k for k, other in enumerate(left) if same(part, other)), None)
         if place is None:
             return False
         del left[place]
     return len(old) > 1
+
+
+def lists_apart(old: Any, new: Any, path: Path = ()) -> Iterator[Parting]:
+    """Every pair of lists of one length at one place of two values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        for key in old:
+            yield from lists_apart(old[key], new[key], (*path, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        yield path, old, new
+        for place, (one, other) in enumerate(zip(old, new)):
+            yield from lists_apart(one, other, (*path, place))
+
+
+def stand_as(places: Sequence[int], old: list[Any], new: list[Any], same: Same = equal) -> bool:
+    """Whether what a list holds stands elsewhere on the new side: at these places."""
+    if len(places) != len(old) or all(map(same, old, new)):
+        return False
+    return all(same(part, new[place]) for part, place in zip(old, places))
 
 
 def resembles(one: str, other: str) -> bool:

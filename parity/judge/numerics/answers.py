@@ -36,7 +36,7 @@ from parity.judge.numerics.groups import (
     read_references,
 )
 from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
-from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
+from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap, part_of
 from parity.judge.numerics.processed import BEAMS
 from parity.judge.numerics.questions import (
     FURTHER_SECONDS,
@@ -249,7 +249,7 @@ def by_numbers(group: Group, found: Verdict, question: Question) -> Judged:
     """Log-probabilities may move as far as noise moves them, means of many less far, and where
     little is known of it a few times as far; all together they may not move one way. How the old
     code padded, and what it took from the logits of unlikely tokens, the noise was not measured in:
-    FLOOR."""
+    `part_of` has a floor."""
     old = question.old.value
     new = question.new.value
     are_few = found.outcome == "cannot tell"
@@ -260,8 +260,9 @@ def by_numbers(group: Group, found: Verdict, question: Question) -> Judged:
         return "DRIFT", coarse, ()
     times = FAR if are_few else 1
     share = 1.0 if are_few else mean_allowance(group.numbers, read_of_cases(group), found.noise)
-    allowed = max(times * share * found.noise.of_number, FLOOR)
-    if gap > allowed or fewer_digits(old, new):
+    noise = times * share * found.noise.of_number
+    most = number_gap(old, new, part_of(noise))
+    if most is None or most > 1 or fewer_digits(old, new):
         return question.otherwise
     one_way = "" if are_few else why_not_rounding(moved_numbers(group.numbers), found.noise)
     if one_way:
@@ -273,7 +274,7 @@ def by_numbers(group: Group, found: Verdict, question: Question) -> Judged:
             shift = named_cause("numeric.shift", "likely", said)
             question = dataclasses.replace(question, otherwise=("DRIFT", shift, ()))
         return without_numerics(question, of_site(found), [])
-    return near_tie(f"the ids are equal, {gaps}, rounding explains {allowed:.1e}", found)
+    return near_tie(f"the ids are equal, {gaps}, rounding explains {max(noise, FLOOR):.1e}", found)
 
 
 def read_of_cases(group: Group) -> dict[str, list[Scored]]:

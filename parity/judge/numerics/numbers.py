@@ -16,41 +16,68 @@ OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of m
 DIGITS = 4  # behind the point: what code rounds to
 HALF_BITS = 11  # float16 holds as many, bfloat16 eight
 SEQUENCES = (list, tuple)
+MORE_THAN_SURE = 0.01  # of probabilities of one step, by rounding
 
 BestTokens = Mapping[Any, float]  # token -> log-probability
 Ranking = Mapping[str, Sequence[float]]  # what a thing holds beside its numbers -> those
+Measure = Callable[[float, float, bool], "float | None"]  # old, new, is_open -> how far apart
 
 
 # == How far apart ==
 
 
-def number_gap(old: Any, new: Any, is_open: bool = False) -> float | None:
-    """The largest difference of two values that differ in their floats only; None where anything
-    else does.   is_open: they stand in a list of numbers some of which are above 1."""
-    if are_all(float, old, new):
-        return float_gap(old, new, is_open)
-    if are_all(Mapping, old, new) and old.keys() == new.keys():
-        return largest(number_gap(old[key], new[key]) for key in old)
-    old_best = candidates(old)
-    new_best = candidates(new)
-    if old_best and new_best and len(old_best) == len(new_best):
-        return candidates_gap(old_best, new_best)
-    if are_all(SEQUENCES, old, new):
-        return gap_of_lists(old, new, is_open)
-    return 0.0 if are_same(old, new) else None
-
-
-def are_same(old: Any, new: Any) -> bool:
-    return type(old) is type(new) and bool(old == new)
-
-
-def float_gap(old: float, new: float, is_open: bool) -> float | None:
-    """What stands beside numbers above 1 is no probability."""
+def float_gap(old: float, new: float, is_open: bool = False) -> float | None:
+    """Nats. is_open: they stand beside numbers above 1, and are no probabilities."""
     if math.isnan(old) or math.isnan(new):
         return None
     if is_open and max(old, new) <= 1:
         return abs(old - new)
     return 0.0 if old == new else gap_in_nats(old, new)
+
+
+def part_of(noise: float) -> Measure:
+    """float_gap as a part of what rounding may make of these numbers: noise, or FLOOR; of one
+    below 1 that part of FLOOR, for what moves a logit moves the log-probability of a token of which
+    the model is sure less by as much."""
+    from parity.judge.numerics.errors import FLOOR  # numpy, which `record` does without
+
+    def measured(old: float, new: float, is_open: bool = False) -> float | None:
+        gap = float_gap(old, new, is_open)
+        if not gap:
+            return gap
+        return gap / max(noise, FLOOR * min(1.0, size_in_nats(old, new, is_open)))
+
+    return measured
+
+
+def size_in_nats(old: float, new: float, is_open: bool) -> float:
+    """How large the larger one is; of probabilities, whose gap is that of their logits, 1."""
+    size = max(abs(old), abs(new))
+    if is_open or max(old, new) <= 0:
+        return size
+    return math.log(size) if min(old, new) > 1 else 1.0
+
+
+def number_gap(
+    old: Any, new: Any, measure: Measure = float_gap, is_open: bool = False
+) -> float | None:
+    """The largest difference of two values that differ in their floats only; None where anything
+    else does.   is_open: they stand in a list of numbers some of which are above 1."""
+    if are_all(float, old, new):
+        return measure(old, new, is_open)
+    if are_all(Mapping, old, new) and old.keys() == new.keys():
+        return largest(number_gap(old[key], new[key], measure) for key in old)
+    old_best = candidates(old)
+    new_best = candidates(new)
+    if old_best and new_best and len(old_best) == len(new_best):
+        return candidates_gap(old_best, new_best, measure)
+    if are_all(SEQUENCES, old, new):
+        return gap_of_lists(old, new, measure, is_open)
+    return 0.0 if are_same(old, new) else None
+
+
+def are_same(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and bool(old == new)
 
 
 def are_all(kind: Any, *values: Any) -> bool:
@@ -92,12 +119,15 @@ def float_pairs(old: Any, new: Any) -> Iterator[tuple[tuple[Any, ...], float, fl
 
 
 def candidates(value: Any) -> BestTokens | None:
-    """Best tokens with their log-probabilities, as a mapping or as pairs; None of anything else."""
+    """Best tokens with their log-probabilities, or probabilities, the best one first, as a mapping
+    or as pairs; None of anything else."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, SEQUENCES) or not pairs or not all(map(is_scored_token, pairs)):
         return None
     tokens = dict(pairs)
-    return tokens if len(tokens) == len(pairs) else None
+    numbers = list(tokens.values())
+    is_ranked = numbers == sorted(numbers, reverse=True)
+    return tokens if is_ranked and len(tokens) == len(pairs) else None
 
 
 def is_scored_token(pair: Any) -> bool:
@@ -107,27 +137,41 @@ def is_scored_token(pair: Any) -> bool:
     return isinstance(token, (int, str)) and isinstance(logprob, float)
 
 
-def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
+def candidates_gap(old: BestTokens, new: BestTokens, measure: Measure) -> float | None:
     """How far they moved at least, each and by rank: one that is among the best of one side only is
     no better on the other than the last one there. None of two steps."""
     shared = old.keys() & new.keys()
     if len(old) > OF_ONE_STEP and not shared:
         return None
-    gaps = [gap_in_nats(old[key], new[key]) for key in shared]
-    gaps += map(gap_in_nats, old.values(), new.values())
+    if not are_of_one_step({**old, **new}):
+        return None
+    gaps = [measure(old[key], new[key], False) for key in shared]
+    gaps += [measure(one, other, False) for one, other in zip(old.values(), new.values())]
     for here, there in ((old, new), (new, old)):
         last = min(there.values())
         for key in here.keys() - there.keys():
-            gaps.append(max(0.0, here[key] - last))
-    return max(gaps)
+            gaps.append(measure(max(here[key], last), last, False))
+    return largest(gaps)
 
 
-def gap_of_lists(old: Sequence[Any], new: Sequence[Any], is_open: bool) -> float | None:
+def are_of_one_step(tokens: BestTokens) -> bool:
+    """Whether the model may say all of this at one step: then it is not more than sure."""
+    numbers = tokens.values()
+    if max(numbers) <= 0:
+        numbers = list(map(math.exp, numbers))
+    elif max(numbers) > 1 or min(numbers) < 0:
+        return True  # neither log-probabilities nor probabilities
+    return sum(numbers) < 1 + MORE_THAN_SURE
+
+
+def gap_of_lists(
+    old: Sequence[Any], new: Sequence[Any], measure: Measure, is_open: bool
+) -> float | None:
     if len(old) != len(new):
         return None
     is_open = is_open or holds_more_than_1(old) or holds_more_than_1(new)
-    gap = largest(number_gap(one, other, is_open) for one, other in zip(old, new))
-    return ranking_gap(old, new) if gap is None else gap
+    gap = largest(number_gap(one, other, measure, is_open) for one, other in zip(old, new))
+    return ranking_gap(old, new, measure) if gap is None else gap
 
 
 def holds_more_than_1(numbers: Sequence[Any]) -> bool:
@@ -140,21 +184,46 @@ def holds_more_than_1(numbers: Sequence[Any]) -> bool:
     return False
 
 
-def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:
-    """Where things stand in the order of their numbers on both sides: how far each moved, and of
-    two that changed places both together, for an order is of differences."""
-    for best_first in (True, False):
-        before = ranked(old, best_first)
-        after = ranked(new, best_first)
-        if before and before.keys() == after.keys():
-            return gap_of_order(before, after)
-    return None
+def ranking_gap(old: Sequence[Any], new: Sequence[Any], measure: Measure) -> float | None:
+    """Where things stand in the order of one of their numbers on both sides: how far each moved,
+    and of two that changed places both together, for an order is of differences."""
+    before = by_name(old)
+    after = by_name(new)
+    if not before or before.keys() != after.keys():
+        return None
+    found = []
+    for column, best_first in itertools.product(range(count_of_numbers(before)), (True, False)):
+        if all(is_ranked(side, column, best_first) for side in (before, after)):
+            found.append(gap_of_order(before, after, column, measure))
+    return min((gap for gap in found if gap is not None), default=None)
 
 
-def gap_of_order(before: Ranking, after: Ranking) -> float | None:
+def by_name(things: Sequence[Any]) -> Ranking:
+    """The numbers of each by all else that it holds; nothing where two have one name."""
+    numbers = {}
+    for thing in things:
+        name = repr([*leaves(thing), *leaves(thing, kind=int)])
+        numbers[name] = [number for _, number in leaves(thing, kind=float)]
+    return numbers if len(numbers) == len(things) else {}
+
+
+def count_of_numbers(ranking: Ranking) -> int:
+    return min(map(len, ranking.values()))
+
+
+def is_ranked(ranking: Ranking, column: int, best_first: bool) -> bool:
+    numbers = [numbers[column] for numbers in ranking.values()]
+    return numbers == sorted(numbers, reverse=best_first)
+
+
+def gap_of_order(
+    before: Ranking, after: Ranking, column: int, measure: Measure
+) -> float | None:
+    """None where two changed places whose numbers are no reason to, for they are as large on both
+    sides."""
     moved: dict[str, float] = {}
     for name in before:
-        gap = number_gap(before[name], after[name])
+        gap = number_gap(before[name], after[name], measure)
         if gap is None:
             return None
         moved[name] = gap
@@ -162,22 +231,10 @@ def gap_of_order(before: Ranking, after: Ranking) -> float | None:
     most = max(moved.values())
     for one, other in itertools.combinations(before, 2):
         if ranks[one] > ranks[other]:
+            if all(side[one][column] == side[other][column] for side in (before, after)):
+                return None
             most = max(most, moved[one] + moved[other])
     return most
-
-
-def ranked(things: Sequence[Any], best_first: bool) -> Ranking:
-    """The numbers of each by all else that it holds; nothing where no numbers are the order."""
-    numbers = {}
-    for thing in things:
-        name = repr([*leaves(thing), *leaves(thing, kind=int)])
-        numbers[name] = [number for _, number in leaves(thing, kind=float)]
-    if len(numbers) < len(things):
-        return {}
-    for column in zip(*numbers.values()):
-        if list(column) == sorted(column, reverse=best_first):
-            return numbers
-    return {}
 
 
 def largest(gaps: Iterable[float | None]) -> float | None:

@@ -305,6 +305,28 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
     assert not is_reordered([["x", "y"], ["z"]], [["y", "x"], ["z"]])  # an order within an answer
 
 
+def test_records_in_another_order_are_named_so_though_their_numbers_are_rounded() -> None:
+    told = [{"said": "de", "votes": 1.0, "sure": 0.5}, {"said": "fg", "votes": 1.0, "sure": 0.25}]
+    moved = [{**one, "sure": one["sure"] + 1e-6} for one in told]
+    cause = found_with(case(FIRST, SECOND, value=moved[::-1]), "nothing", case(FIRST, SECOND, value=told))
+    assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")
+    swapped = [{**one, "said": other["said"]} for one, other in zip(moved, told[::-1])]
+    cause = found_with(case(FIRST, SECOND, value=swapped), "nothing", case(FIRST, SECOND, value=told))
+    assert cause is not None and cause.name == "order"
+
+
+def test_scores_that_stand_as_their_requests_are_asked_now_are_named_so_whatever_is_made_of_them() -> None:
+    """Sorted by length before they are scored, and not put back."""
+    read = [{**one, "scored": True, "output_ids": [], "text": None} for one in (FIRST, SECOND)]
+    old = case(*read, value={"best": 0, "sums": [-1.0, -8.0], "means": [-0.5, -2.0]})
+    wrong = {"best": 1, "sums": [-8.000001, -1.0], "means": [-4.0, -0.25]}
+    cause = found_with(case(*read[::-1], value=wrong), "nothing", old)
+    assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")
+    assert "value.sums" in cause.sentence
+    cause = found_with(case(*read, value=wrong), "nothing", old)
+    assert cause is not None and cause.name == "value", "no request is asked in another place"
+
+
 @pytest.mark.parametrize("new", [[], [["x"]], [["x"], ["z"]], {"n": 2}, None])
 def test_what_was_lost_or_changed_is_no_other_order(new: Any) -> None:
     assert not is_reordered([["x"], ["y"]], new) and not is_reordered([["x"]], [])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parity.goldens.store import as_written
-from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
+from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap, part_of
 
 # what a model says in bfloat16, and in float32
 BFLOAT16 = [-0.984375, -1.609375, -1.234375, -24.375]
@@ -38,6 +38,10 @@ def ranking(**scores: float) -> list[dict[str, Any]]:
     return [{"passage": name, "score": score} for name, score in scores.items()]
 
 
+def votes(**numbers: tuple[float, float]) -> list[dict[str, Any]]:
+    return [{"answer": name, "votes": share, "confidence": sure} for name, (share, sure) in numbers.items()]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
@@ -48,6 +52,8 @@ def ranking(**scores: float) -> list[dict[str, Any]]:
         (ranking(a=-1.0, b=-1.5), ranking(c=-1.0, a=-1.5), None),
         (ranking(a=-1.0, b=-4.0, c=-2.0), ranking(b=-4.0, a=-1.0, c=-2.0), None),
         (["a", "b"], ["b", "a"], None),
+        (votes(a=(1.0, 0.9), b=(1.0, 0.4)), votes(b=(1.0, 0.4), a=(1.0, 0.9)), None),  # as many votes say no order
+        (votes(a=(1.0, 0.4), b=(0.5, 0.9)), votes(b=(0.5, 0.9), a=(1.0, 0.4)), None),  # each side in another one's
     ],
 )
 def test_number_gap_of_a_ranking_is_that_of_each_thing(old: Any, new: Any, gap: float | None) -> None:
@@ -66,3 +72,20 @@ def test_number_gap_of_a_ranking_is_that_of_each_thing(old: Any, new: Any, gap: 
 def test_what_stands_in_a_list_with_numbers_above_1_is_no_probability(old: Any, new: Any, gap: float) -> None:
     """As surprisals, some of which are small."""
     assert number_gap(old, new) == pytest.approx(gap, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_within"),
+    [
+        ([-18.7397], [-18.7398], True),
+        ([-0.000717823], [-0.000797581], False),  # by characters, and not by bytes
+        ([-0.000717823], [-0.000720823], True),  # what a logit is rounded to
+        ({"ppl": 1.000717}, {"ppl": 1.000797}, False),
+        ([2.5, 0.000717], [2.5, 0.000797], False),  # beside a surprisal
+        ([0.25], [0.25001], True),
+        ([-0.5, "a"], [-0.5, "b"], False),
+    ],
+)
+def test_rounding_moves_a_small_number_by_less(old: Any, new: Any, is_within: bool) -> None:
+    most = number_gap(old, new, part_of(1.4e-5))
+    assert (most is not None and most <= 1) is is_within
