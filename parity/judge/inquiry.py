@@ -30,6 +30,7 @@ from parity.judge.row import (
     is_drawn,
     model_in,
     parting_step,
+    prompt_of,
     seeds_of,
 )
 from parity.judge.stages.stage import Decoder
@@ -61,13 +62,15 @@ class PutBack:
 @dataclass
 class Inquiry:
     """steps: for `explain`, one line each.   untried: cause -> why no run with its old value took
-    place.   runs: those that took place."""
+    place.   runs: those that took place.   remembers: whether the new code gives out answers that it
+    kept, so that no further run says anything."""
 
     comparison: Comparison
     rerun: Rerun | None = None
     steps: list[str] = field(default_factory=list)
     untried: dict[str, str] = field(default_factory=dict)
     runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
+    remembers: bool = False
 
     @property
     def old(self) -> Case:
@@ -90,8 +93,19 @@ class Inquiry:
             return None
         key = repr(sorted(load.items())), frozenset(parts)
         if key not in self.runs:
-            self.runs[key] = self.rerun(load, key[1])
+            again = self.rerun(load, key[1])
+            is_changed = bool(load or key[1])
+            self.remembers |= is_changed and again is not None and self.asks_less(again)
+            self.runs[key] = None if is_changed and self.remembers else again
         return self.runs[key]
+
+    def asks_less(self, again: Case) -> bool:
+        """Whether a run does not ask what the golden and the first run of the same code ask: that
+        one's answers were kept, and the run shows them."""
+        asked, asked_again, of_golden = (
+            set(map(prompt_of, case.rows)) for case in (self.new, again, self.old)
+        )
+        return again.raised is None and bool((asked & of_golden) - asked_again)
 
     def forced(self) -> Case | None:
         """The new code, given the golden's ids; None where that cannot be done."""
@@ -284,6 +298,8 @@ def is_given_part(old: Mapping[str, Any], forced: Mapping[str, Any]) -> bool:
 def no_run(again: Case | None, inquiry: Inquiry) -> str:
     """Why a run says nothing: it did not take place, or ended in an error that putting a value back
     made."""
+    if inquiry.remembers:
+        return "the new code keeps what it was answered, and asks the model only once"
     if again is None:
         return "the case cannot be run again with it"
     is_made = again.raised not in (None, inquiry.old.raised, inquiry.new.raised)

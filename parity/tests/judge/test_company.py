@@ -17,7 +17,7 @@ from parity.judge import case as check
 from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.inquiry import put_backs
+from parity.judge.inquiry import no_run, put_backs
 from parity.judge.judge import (
     Findings,
     answers_of_others,
@@ -307,7 +307,7 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
 
 def test_records_in_another_order_are_named_so_though_their_numbers_are_rounded() -> None:
     told = [{"said": "de", "votes": 1.0, "sure": 0.5}, {"said": "fg", "votes": 1.0, "sure": 0.25}]
-    moved = [{**one, "sure": one["sure"] + 1e-6} for one in told]
+    moved = [{**one, "sure": one["sure"] + 1.5e-5} for one in told]
     cause = found_with(case(FIRST, SECOND, value=moved[::-1]), "nothing", case(FIRST, SECOND, value=told))
     assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")
     swapped = [{**one, "said": other["said"]} for one, other in zip(moved, told[::-1])]
@@ -718,6 +718,15 @@ def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(
 
     found, gap = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
     assert ((found and found.name), gap) == (cause, apart)
+
+
+def test_a_run_that_is_answered_out_of_the_memory_of_the_first_one_says_nothing() -> None:
+    """Code may keep answers (a memo): when it is called again, it asks for less."""
+    old, new = case(row(**LONG), SECOND), case(row(**PARTED), SECOND)
+    inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: case(value=new.value), TOOLS)
+    assert beside_rounding(inquiry).cause is None
+    assert inquiry.run({}, {ALONE}) is None and inquiry.run({}, ()) is not None
+    assert "asks the model only once" in no_run(None, inquiry)
 
 
 @pytest.mark.parametrize(
