@@ -21,6 +21,8 @@ from parity.goldens.verdict import Cause, Certainty, Difference, brief, equal
 from parity.judge.align import has_same_ids, paired, same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.naming import difference_cause
+from parity.judge.numerics.numbers import number_gap
+from parity.judge.numerics.weights import in_float32, nearest
 from parity.judge.replay import ANSWERS
 from parity.judge.row import (
     Pairs,
@@ -42,6 +44,7 @@ Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, part
 # comes out; None where the case cannot be run so
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
+FEWEST_TIMES = 4  # as far as rounding goes: numbers that are further apart were no old ones before
 NOT_BACK = "putting it back alone does not bring the old answer back"
 
 
@@ -62,8 +65,8 @@ class PutBack:
 @dataclass
 class Inquiry:
     """steps: for `explain`, one line each.   untried: cause -> why no run with its old value took
-    place.   runs: those that took place.   remembers: whether the new code gives out answers that it
-    kept, so that no further run says anything."""
+    place.   runs: those that took place.   remembers: whether the new code gives out answers that
+    it kept, so that no further run says anything."""
 
     comparison: Comparison
     rerun: Rerun | None = None
@@ -123,12 +126,22 @@ class Inquiry:
         prove nothing."""
         if again is None or again.raised is not None:
             return False
-        if equal(self.old.value, again.value):
+        if equal(self.old.value, again.value) or self._is_nearer(again):
             return True
         is_answered = any(row["output_ids"] for row in self.old.rows)
         if not by_ids or not is_answered or self.comparison.has_same_ids:
             return False
         return same_ids(self.old, again) or self._restores_first_call(again)
+
+    def _is_nearer(self, again: Case) -> bool:
+        """Whether a run's numbers, which alone differ, are the golden's but for rounding, and those
+        of the first run are not."""
+        most = nearest(self.old, again)
+        gap = number_gap(self.old.value, again.value)
+        if gap is None or gap > most:
+            return False
+        before = number_gap(self.old.value, self.new.value)
+        return before is None or before > FEWEST_TIMES * max(gap, most)
 
     def _restores_first_call(self, again: Case) -> bool:
         differ = (
@@ -183,6 +196,9 @@ class Inquiry:
             return "likely", f"{back}, the old answer comes back, which may be luck"
         if again is None or equal(self.old.value, again.value):
             return "confirmed", f"{back}, the old answer comes back"
+        if self._is_nearer(again):
+            sure: Certainty = "confirmed" if in_float32(self.old, self.new) else "likely"
+            return sure, f"{back}, the old numbers come back, but for rounding"
         call = self.comparison.calls[one.difference.row or 0]
         is_later = bool(call) and one.name.startswith("prompt.")
         found: Certainty = "likely" if is_later else "confirmed"

@@ -47,7 +47,7 @@ from parity.judge.numerics.questions import (
     steps_of,
 )
 from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
-from parity.judge.numerics.weights import OF_SEVERAL, in_float32
+from parity.judge.numerics.weights import OF_SEVERAL, in_float32, nearest
 from parity.judge.replay import ALONE, UNCACHED
 from parity.judge.row import (
     Pairs,
@@ -265,15 +265,10 @@ def of_places(comparison: Comparison) -> Cause | None:
     return named_cause("order", certainty, sentence, proof)
 
 
-NEAR = 0.25  # nats: no two numbers of half precision that are further apart are one, rounded
-
-
 def same_but_for_rounding(old: Case, new: Case) -> Callable[[Any, Any], bool]:
     """Whether two parts of their values are the same, or in numbers as near as rounding leaves
     them."""
-    from parity.judge.numerics.errors import FLOOR
-
-    most = FLOOR if in_float32(old, new) else NEAR
+    most = nearest(old, new)
 
     def same(one: Any, other: Any) -> bool:
         gap = 0.0 if equal(one, other) else number_gap(one, other)

@@ -31,6 +31,7 @@ from parity.judge.row import (
     prompt_around_pictures,
     prompt_of,
     prompt_with_pictures,
+    request_of,
 )
 from parity.judge.stages import order
 from parity.judge.stages.stage import Restore, as_fields
@@ -302,6 +303,9 @@ class Replay:
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
         self.asks(engine)
+        if "sampling" in self.put_back and "temperature" in how:
+            asked = [request_of(row).get("temperature") for row in self.rows if row.get("scored")]
+            how["temperature"] = next(filter(None, asked), 1.0)
         if ALONE not in self.put_back:
             return list(original(engine, items, **how))
         scores: list[Any] = []

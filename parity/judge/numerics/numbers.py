@@ -156,7 +156,7 @@ def candidates_gap(old: BestTokens, new: BestTokens, measure: Measure) -> float 
 
 def are_of_one_step(tokens: BestTokens) -> bool:
     """Whether the model may say all of this at one step: then it is not more than sure."""
-    numbers = tokens.values()
+    numbers = list(tokens.values())
     if max(numbers) <= 0:
         numbers = list(map(math.exp, numbers))
     elif max(numbers) > 1 or min(numbers) < 0:
@@ -216,9 +216,7 @@ def is_ranked(ranking: Ranking, column: int, best_first: bool) -> bool:
     return numbers == sorted(numbers, reverse=best_first)
 
 
-def gap_of_order(
-    before: Ranking, after: Ranking, column: int, measure: Measure
-) -> float | None:
+def gap_of_order(before: Ranking, after: Ranking, column: int, measure: Measure) -> float | None:
     """None where two changed places whose numbers are no reason to, for they are as large on both
     sides."""
     moved: dict[str, float] = {}

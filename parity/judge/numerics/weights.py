@@ -33,6 +33,16 @@ def in_float32(*cases: Case) -> bool:
     return all(all(map(is_float32, case.rows)) for case in cases)
 
 
+NEAR = 0.25  # nats: no two numbers of half precision that are further apart are one, rounded
+
+
+def nearest(*cases: Case) -> float:
+    """How far apart two numbers may be and be one but for rounding, nats."""
+    from parity.judge.numerics.errors import FLOOR  # numpy
+
+    return FLOOR if in_float32(*cases) else NEAR
+
+
 def adapters_of(row: Row) -> tuple[str, ...]:
     """What a row says of its adapters: their fingerprints, or the folder that it asked for."""
     fingerprints = adapters_in(row)

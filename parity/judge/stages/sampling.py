@@ -73,6 +73,8 @@ def done_to_logits(row: Row) -> list[str]:
 
 
 def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
+    if old.get("scored") and new.get("scored"):
+        yield from score_differences(old, new)
     if not old.get("sampling") or not new.get("sampling"):
         return
     yield from mode_differences(old, new)
@@ -84,6 +86,13 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     for form, (before, after) in both_structures(old, new).items():
         if before != after:
             yield Difference("sampling", form, before, after)
+
+
+def score_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """At which temperature responses are scored: code of one's own may divide logits unseen."""
+    before, after = (request_of(row).get("temperature", 1.0) for row in (old, new))
+    if before != after:
+        yield Difference("sampling", "temperature", before, after, counts=False)
 
 
 def mode_differences(old: Row, new: Row) -> Iterator[Difference]:

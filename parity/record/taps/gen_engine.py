@@ -519,9 +519,9 @@ def seen_ids(ids: Sequence[int], response: Sequence[int], forwards: Sequence[Ids
 
 
 def read_scores(
-    engine: Any, prompts: Sequence[Any], events: Events, scores: Sequence[Any]
+    engine: Any, prompts: Sequence[Any], events: Events, scores: Sequence[Any], given: Row
 ) -> ModelCall:
-    """prompts: of the scores, as far as they were seen."""
+    """prompts: of the scores, as far as they were seen.   given: arguments of the call."""
     read = list[Ids]()
     for event in events:
         if isinstance(event, Forward):
@@ -534,6 +534,8 @@ def read_scores(
         images = prompt and below.pictures(prompt, ids, below.collapsed(ids))
         request = below.adapter_stage(prompt) if prompt else {}
         request["response"] = len(score.token_ids)
+        if (temperature := given.get("temperature", 1)) != 1:
+            request["temperature"] = temperature
         outputs.append(scored_output(ids, images, request))
     return scored_call(engine.model, outputs, below.placeholders)
 
@@ -543,7 +545,7 @@ def tap_score(listener: Listener, call: Invocation) -> Any:
     """score_batch of a vendored gen_engine."""
 
     def made(engine: Any, running: Any, events: Events, scores: Any) -> ModelCall:
-        return read_scores(engine, running.scored, events, scores)
+        return read_scores(engine, running.scored, events, scores, call.arguments)
 
     return noting_reads(listener, call, EngineCall, made)
 

@@ -306,7 +306,7 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
 
 
 def test_records_in_another_order_are_named_so_though_their_numbers_are_rounded() -> None:
-    told = [{"said": "de", "votes": 1.0, "sure": 0.5}, {"said": "fg", "votes": 1.0, "sure": 0.25}]
+    told: list[dict[str, Any]] = [{"said": "de", "votes": 1.0, "sure": 0.5}, {"said": "fg", "votes": 1.0, "sure": 0.25}]
     moved = [{**one, "sure": one["sure"] + 1.5e-5} for one in told]
     cause = found_with(case(FIRST, SECOND, value=moved[::-1]), "nothing", case(FIRST, SECOND, value=told))
     assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")

@@ -43,6 +43,34 @@ def test_sampling_that_is_put_back_is_what_the_model_is_asked_with(shared: Load)
     assert result.token_ids == wanted.token_ids
 
 
+def test_responses_are_scored_again_at_the_old_temperature(shared: Load) -> None:
+    engine = shared(UNSURE, "hf", max_model_len=512)
+    items = [("The", [5, 6])]
+    wanted = engine.score_batch(items)
+    golden = {"prompt_ids": [0, 5, 6], "output_ids": [], "scored": True}
+    with contextlib.closing(Engines()) as engines:
+        replay = Replay(engines, put_back=frozenset({"sampling"}), rows=[golden])
+        found = replay.score(type(engine).score_batch, engine, items, temperature=0.5)
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "again", "cause"),
+    [
+        ([-4.0, -2.0], [-2.000002, -1.0], "sampling.temperature; confirmed"),
+        ([-4.0, -2.0], [-2.0, -3.0], "value; confirmed"),  # the temperature is not all
+        ([-2.0, -1.0], [-2.0, -1.0], None),  # the old code divides by itself
+    ],
+)
+def test_scores_at_another_temperature_are_named_so(value: Any, again: Any, cause: str | None) -> None:
+    read = {**row(output_ids=[], text=None), "scored": True}
+    warm = {**read, "request": {"temperature": 0.5}}
+    old, new = case(read, value=[-2.0, -1.0]), case(warm, value=value)
+    inquiry = inquiry_of(old, new, None, TOOLS.decode, lambda *_: case(read, value=again), TOOLS)
+    found = cause_of(inquiry)
+    assert (found and str(found)) == cause
+
+
 def test_beams_cannot_be_put_back() -> None:
     with pytest.raises(GoldenError, match="beams"):
         old_sampling({}, {"sampling": settings(temperature=0, num_beams=4)})
