@@ -20,8 +20,7 @@ def hints_of(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     stage = stage_of(cause.name)
     if stage == "prompt":
         pair = next(filter(has_other_prompt, comparison.pairs), None)
-        may_cut = cause.name != "prompt.template"  # what a template adds, nobody cuts
-        return () if pair is None else tuple(of_prompt(pair, may_cut))
+        return () if pair is None else tuple(of_prompt(*pair))
     if stage in ("value", "decode"):
         return tuple(of_values(comparison))
     return ()
@@ -34,20 +33,19 @@ def has_other_prompt(pair: tuple[Row, Row]) -> bool:
     return bool(pair[0]["prompt_ids"] != pair[1]["prompt_ids"])
 
 
-def of_prompt(pair: tuple[Row, Row], may_cut: bool) -> Iterator[str]:
-    old, new = pair
+def of_prompt(old: Row, new: Row) -> Iterator[str]:
     before = old.get("prompt_text") or ""
     after = new.get("prompt_text") or ""
     is_other_text = "" not in (before, after) and before != after
     if is_other_text and before.split() == after.split():
         yield "the two prompts differ in blanks alone"
         return
-    yield from of_ids(old["prompt_ids"], new["prompt_ids"], may_cut)
+    yield from of_ids(old["prompt_ids"], new["prompt_ids"])
     if is_other_text and CLOCK.sub("", before) == CLOCK.sub("", after):
         yield "the two prompts differ in a date or a time alone: pass it in as an argument"
 
 
-def of_ids(old: Sequence[int], new: Sequence[int], may_cut: bool) -> Iterator[str]:
+def of_ids(old: Sequence[int], new: Sequence[int]) -> Iterator[str]:
     short, long = sorted((list(old), list(new)), key=len)
     more = len(long) - len(short)
     if not short or not more:
@@ -63,9 +61,8 @@ def of_ids(old: Sequence[int], new: Sequence[int], may_cut: bool) -> Iterator[st
         return
     if more > 1 and len(set(added)) == 1:
         yield f"the longer prompt is the other one and {more} times id {added[0]}: padding"
-    elif may_cut:
-        cut = f"something cuts at {len(short)} ids"
-        yield f"the shorter prompt is the {kept} of the longer one: {cut}"
+    else:
+        yield f"the shorter prompt, of {len(short)} ids, is the {kept} of the longer one"
 
 
 # == Values ==

@@ -138,3 +138,16 @@ def test_seeds_of_fewer_samples_than_were_asked_for_are_not_told(
     with open_engine(TEXT, "hf") as engine, Observer(sink=found.append, sites=[site]):
         ask_samples(engine)
     assert [row["request"].get("seed") for case in found for row in case.rows] == seeds
+
+
+def ask_scores(engine: gen_engine.GenerationEngine, temperature: float = 1.0) -> None:
+    engine.score_batch([("1, 2, ", "3")], temperature=temperature)
+
+
+def test_the_temperature_of_scores_is_told_where_it_is_another_one() -> None:
+    found: list[Case] = []
+    site = Site("scores", f"{__name__}:ask_scores")
+    with open_engine(TEXT, "hf") as engine, Observer(sink=found.append, sites=[site]):
+        ask_scores(engine)
+        ask_scores(engine, temperature=0.5)
+    assert [row["request"].get("temperature") for one in found for row in one.rows] == [None, 0.5]
