@@ -146,6 +146,8 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     """A prompt behind an answer that differs may hold that answer, and one may differ by the id
     that is asked for: neither fails anything by itself."""
     row = difference.row or 0
+    if (difference.stage, difference.field) == ("prompt_ids", ""):
+        difference = as_read(difference, *comparison.pairs[row], comparison.tools)
     if (difference.stage, difference.field) == ("template", "sha256"):
         own = comparison.tools.template
         words = template_words(difference.old, own), template_words(difference.new, own)
@@ -154,6 +156,22 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     if difference.counts and (is_excused or changes_no_prompt(difference, comparison)):
         return replace(difference, counts=False)
     return difference
+
+
+def as_read(difference: Difference, old: Row, new: Row, tools: Tools) -> Difference:
+    """Of ids whose text was not seen on both sides: what they say, where that is another text, and
+    none is the other one cut."""
+    if tools.decode is None or None not in (old.get("prompt_text"), new.get("prompt_text")):
+        return difference
+    if request_of(old).get("cut") or request_of(new).get("cut"):
+        return difference
+    short, long = sorted((list(difference.old), list(difference.new)), key=len)
+    if short in (long[: len(short)], long[len(long) - len(short) :]):
+        return difference
+    before, after = (tools.decode(ids, True, False) for ids in (difference.old, difference.new))
+    if before == after:
+        return difference
+    return replace(difference, stage="prompt_text", old=before, new=after)
 
 
 def template_words(digest: str, own: str) -> str:

@@ -95,3 +95,23 @@ def test_another_template_says_which_is_the_checkpoints_own() -> None:
     assert first.sentence() == (
         "prompt.template of row 0 was the checkpoint's own template, is another template (sha256 uuuuuuuuuuuu)"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("Capital: Oslo", "Capital:Oslo", "prompt.text"),  # as scored with its response
+        ("Capital: Oslo", "Capital: Os", "prompt.ids"),  # cut
+        ("Capital: Oslo", "pital: Oslo", "prompt.ids"),
+        ("<Capital: Oslo", "Capital>: Oslo", "prompt.ids"),  # special tokens elsewhere
+    ],
+)
+def test_ids_whose_text_was_not_seen_are_read(old: str, new: str, name: str) -> None:
+    def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
+        return "".join(chr(i) for i in ids if not (skip and chr(i) in "<>"))
+
+    sides = [Case("s", "c", rows=({**row(encode(text, True)), "output_ids": []},)) for text in (old, new)]
+    [found] = Comparison(*sides, Tools(decode=decode)).differences
+    assert found.name == name
+    cut = [Case("s", "c", rows=({**one.rows[0], "request": {"cut": 4}},)) for one in sides]
+    assert {one.name for one in Comparison(*cut, Tools(decode=decode)).differences} == {"prompt.ids"}
