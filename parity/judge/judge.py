@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -620,7 +620,8 @@ def words(ids: Sequence[int]) -> str:
 
 
 def from_own_ids(inquiry: Inquiry) -> Cause | None:
-    """Each text that is an answer's, as it is or without blanks, is to be one in the new value."""
+    """Each text that is an answer's, as it is or without blanks, is to be one in the new value, or
+    a part of one: code may cut at what the old answer does not hold."""
     proof = "the golden's own ids could not be forced"
     if unasked := unasked_rows(inquiry):
         said = f"{len(unasked)} of {len(inquiry.old.rows)} prompts are not asked any more"
@@ -632,12 +633,16 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     for path, text in leaves(inquiry.old.value):
         for way in (str, str.strip):
             pairs = answers_apart(inquiry.comparison, text, way)
-            if pairs and path in new_texts and new_texts[path] not in {*pairs, text}:
+            if pairs and path in new_texts and not is_part_of(new_texts[path], {*pairs, text}):
                 said = f"{place_name(path)} is {brief(new_texts[path])}"
                 return named_cause("value", "likely", f"{said}, and no answer is", proof)
             if pairs:
                 break
     return None
+
+
+def is_part_of(text: str, answers: Collection[str]) -> bool:
+    return text in answers or (bool(text) and any(text in answer for answer in answers))
 
 
 def unasked_rows(inquiry: Inquiry) -> list[Row]:

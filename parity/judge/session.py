@@ -22,7 +22,7 @@ from parity.judge.sites import NotThere, raise_not_there, steps_of_absent
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
-from parity.record.state import AsMade
+from parity.record.state import AsMade, Memory
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None
@@ -96,6 +96,7 @@ class Session:
         self.scratch = Store(Path(self.folder.name) / "new")
         sites = [observe.Site(site, function) for function, site in functions.items()]
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
+        self.memories: dict[tuple[str, str, str], tuple[Any, Memory]] = {}
         self.replay: Replay | None = None
         self.lender: Lender | None = None  # until the judge asks more of an engine than the code
         self.own_argv = sys.argv
@@ -126,6 +127,7 @@ class Session:
             del sys.modules[name]
         self.objects.clear()
         self.receivers.clear()
+        self.memories.clear()
         gc.collect()
         if len(self.observer.opened) > MOST_ENGINES:
             self.close_engines()
@@ -159,6 +161,7 @@ class Session:
         self.observer.lent = receiver.become(state, old.left)
         self.observer.left = old.left
         args, kwargs = spread(called, given)
+        self.remember(old, function, (dict(load), parts))
         self.found.clear()
         self.observer.failures.clear()
         if parts:
@@ -185,6 +188,18 @@ class Session:
         new = self.found[-1]
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
+
+    def remember(self, old: Case, function: str, changes: Any) -> None:
+        """What the moved code keeps in its modules before the first run of a case is put back
+        before each run with something else changed: it would give out the answers of the first.
+        A run with nothing else changed shows what it keeps."""
+        key = old.site, old.case, function
+        if key not in self.memories:
+            modules = [sys.modules[name] for name in own_modules()]
+            self.memories[key] = changes, Memory(modules)
+        first, memory = self.memories[key]
+        if changes != first:
+            memory.recall()
 
     def take_argv(self, site: str, function: str) -> None:
         """Let sys.argv be what the script of a site was given, from its import on. What was

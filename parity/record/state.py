@@ -243,6 +243,23 @@ class AsMade:
         object.__setattr__(self.receiver, name, value)
 
 
+class Memory:
+    """What modules keep in their lists, mappings and sets, so that a call can be made again as it
+    was made: `recall` puts back in place what was there."""
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self.kept: list[tuple[Any, Any]] = []
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                is_filled = isinstance(value, (list, deque, dict, set))
+                if is_filled and not name.startswith("__") and shape_of(value, True) is not None:
+                    self.kept.append((value, copy.deepcopy(value)))
+
+    def recall(self) -> None:
+        for container, content in self.kept:
+            filled(container, content)
+
+
 def filled(container: Any, content: Any) -> Any:
     """The container with this content; a copy of the content, where it is of another kind."""
     content = copy.deepcopy(content)

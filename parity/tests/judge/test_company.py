@@ -681,6 +681,7 @@ PARTED = {
     ("change", "strange"),
     [
         (lambda text: text, False),
+        (lambda text: text[:3], False),  # cut, as the old answer may have been had it held what the new one holds
         (lambda text: "", True),
         (str.upper, True),
         (lambda text: "bc" * 40 + text, True),  # with its prompt

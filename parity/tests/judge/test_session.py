@@ -62,6 +62,40 @@ def test_code_that_was_loaded_before_comes_back_with_its_cache(session: Session)
     assert sys.modules.pop("acme_kept") is mine and mine.engine() is before
 
 
+MEMO = """
+done = {}
+order = []
+
+def answer(word):
+    order.append(word)
+    if word not in done:
+        done[word] = [word, len(order)]
+    done[word].append("again")
+    return [*done[word], len(order)]
+"""
+
+
+def test_what_code_keeps_in_its_module_is_put_back_before_a_run_with_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_memo.py").write_text(MEMO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    functions = {"acme_memo:answer": "memo"}
+    with Session(Store(tmp_path / "golden"), functions, {}) as session:
+
+        def call(word: str, *parts: str) -> list[object]:
+            old = Case("memo", word, "acme_memo:answer", {"word": word})
+            found: list[object] = session.call(old, "acme_memo:answer", {}, {}, frozenset(parts)).value
+            return found
+
+        first = [call("a"), call("b")]
+        assert first == [["a", 1, "again", 1], ["b", 2, "again", 2]]
+        assert call("b", "alone") == first[1] and call("b", "prompts") == first[1]
+        assert call("b") == ["b", 2, "again", "again", 3], "with nothing changed, its memory shows"
+        assert call("a", "alone") == first[0]
+
+
 PARSED = """
 import argparse
 import sys

@@ -111,7 +111,8 @@ def test_ids_whose_text_was_not_seen_are_read(old: str, new: str, name: str) -> 
         return "".join(chr(i) for i in ids if not (skip and chr(i) in "<>"))
 
     sides = [Case("s", "c", rows=({**row(encode(text, True)), "output_ids": []},)) for text in (old, new)]
-    [found] = Comparison(*sides, Tools(decode=decode)).differences
+    tools = Tools(decode=decode)
+    [found] = Comparison(sides[0], sides[1], tools).differences
     assert found.name == name
-    cut = [Case("s", "c", rows=({**one.rows[0], "request": {"cut": 4}},)) for one in sides]
-    assert {one.name for one in Comparison(*cut, Tools(decode=decode)).differences} == {"prompt.ids"}
+    cut = Case("s", "c", rows=({**sides[1].rows[0], "request": {"cut": 4}},))
+    assert {one.name for one in Comparison(sides[0], cut, tools).differences} == {"prompt.ids"}
