@@ -21,7 +21,7 @@ from parity.judge.row import (
     prompt_of,
     request_of,
 )
-from parity.judge.stages.prompt import RESPONSE
+from parity.judge.stages.prompt import RESPONSE, is_whole_text
 from parity.record.rows import LIKELIEST, by_itself
 
 # == Rows beside rows ==
@@ -107,7 +107,6 @@ def weights_in(row: Row) -> Any:
 
 
 Prompts = Collection[tuple[int, ...]]
-PARTS = ("cut", "behind", RESPONSE)  # of a request: its ids are not its text alone
 OF_ALL_IDS = (
     "marks",
     "positions",
@@ -134,11 +133,6 @@ def as_read(case: Case, other: Case, lacks_last: bool = False) -> Case:
 def response_of(row: Row) -> int:
     """How many ids of a prompt are a response that is scored."""
     return request_of(row).get(RESPONSE) or 0
-
-
-def is_whole_text(row: Row) -> bool:
-    """Whether a row's ids are all of its text: none was left out, and none stands behind it."""
-    return row.get("prompt_text") is not None and request_of(row).keys().isdisjoint(PARTS)
 
 
 def read_as(row: Row, known: Prompts, cut: Prompts, alone: Prompts) -> Row:

@@ -18,6 +18,7 @@ from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, To
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
 RESPONSE = "response"  # of a scored request: how many of its ids, the last ones
+PARTS = ("cut", "behind", RESPONSE)  # of a request: its ids are not its text alone
 
 
 # == What differs ==
@@ -159,9 +160,9 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
 
 
 def as_read(difference: Difference, old: Row, new: Row, tools: Tools) -> Difference:
-    """Of ids whose text was not seen on both sides: what they say, where that is another text, and
-    none is the other one cut."""
-    if tools.decode is None or None not in (old.get("prompt_text"), new.get("prompt_text")):
+    """Of ids whose whole text was not seen on both sides: what they say, where that is another
+    text, and none is the other one cut."""
+    if tools.decode is None or (is_whole_text(old) and is_whole_text(new)):
         return difference
     if request_of(old).get("cut") or request_of(new).get("cut"):
         return difference
@@ -172,6 +173,11 @@ def as_read(difference: Difference, old: Row, new: Row, tools: Tools) -> Differe
     if before == after:
         return difference
     return replace(difference, stage="prompt_text", old=before, new=after)
+
+
+def is_whole_text(row: Row) -> bool:
+    """Whether a row's ids are all of its text: none was left out, and none stands behind it."""
+    return row.get("prompt_text") is not None and request_of(row).keys().isdisjoint(PARTS)
 
 
 def template_words(digest: str, own: str) -> str:

@@ -114,5 +114,10 @@ def test_ids_whose_text_was_not_seen_are_read(old: str, new: str, name: str) -> 
     tools = Tools(decode=decode)
     [found] = Comparison(sides[0], sides[1], tools).differences
     assert found.name == name
+    scored = [
+        Case("s", "c", rows=({**one.rows[0], "prompt_text": "<Cap", "request": {"response": 5}},)) for one in sides
+    ]
+    [found] = Comparison(scored[0], scored[1], tools).differences
+    assert found.name == name, "the text is the prompt's alone"
     cut = Case("s", "c", rows=({**sides[1].rows[0], "request": {"cut": 4}},))
     assert {one.name for one in Comparison(sides[0], cut, tools).differences} == {"prompt.ids"}
