@@ -66,7 +66,7 @@ def test_answers_of_other_architectures_are_those_of_the_engines_own_loop(name: 
 
 def test_text_of_a_model_that_sees_and_adapters_go_with_it(shared: Load, tmp_path: Path) -> None:
     texts = [chat(f"Count to {n}.") for n in (5, 9)]
-    plain, own = shared(VL, "hf"), shared(VL, "hf", decoder=CONTINUOUS)
+    plain, own = shared(VL, "hf"), shared(VL, "hf", max_batch_size=4, decoder=CONTINUOUS)
     options = {"max_new_tokens": 30}
     assert own.generate_text_batch(texts, options) == plain.generate_text_batch(texts, options)
     adapters = {"one": make_adapter(tmp_path / "one", 1)}
@@ -97,7 +97,7 @@ def test_streams_and_requests_that_join_are_answered(shared: Load) -> None:
 
 
 def test_a_request_that_is_longer_than_those_that_run_joins_live(shared: Load) -> None:
-    engine, plain = shared(TEXT, "hf", decoder=CONTINUOUS), shared(TEXT, "hf")
+    engine, plain = shared(TEXT, "hf", max_batch_size=4, decoder=CONTINUOUS), shared(TEXT, "hf")
     long = chat("Count to 3. " * 12)
     options = {"max_new_tokens": 80}
 
@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_it_cannot_do_is_refused(shared: Load, what: str) -> None:
-    engine = shared(TEXT, "hf", decoder=CONTINUOUS)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=CONTINUOUS)
     request, options = REFUSED[what]
     with pytest.raises(UnsupportedError, match=what):
         engine.generate_text_batch([{**chat("Hi"), **request}], {"max_new_tokens": 2, **options})
@@ -170,7 +170,7 @@ def test_out_of_memory_loses_nothing(
 
 
 def test_an_error_of_its_thread_ends_the_call_and_not_the_engine(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = shared(TEXT, "hf", decoder=CONTINUOUS)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=CONTINUOUS)
     expected = engine.generate_text_batch(RAGGED[:2], {"max_new_tokens": 9}, cache=False)
 
     def second_fails(number: int, outputs: Any) -> Any:
@@ -188,7 +188,7 @@ def test_an_error_of_its_thread_ends_the_call_and_not_the_engine(shared: Load, m
 
 
 def test_logits_that_are_not_numbers_fail_their_rows(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = shared(TEXT, "hf", decoder=CONTINUOUS)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=CONTINUOUS)
 
     def nan_later(number: int, outputs: Any) -> Any:
         if number > 2:
@@ -201,7 +201,7 @@ def test_logits_that_are_not_numbers_fail_their_rows(shared: Load, monkeypatch: 
 
 
 def test_a_call_that_is_interrupted_leaves_nothing_running(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = shared(TEXT, "hf", decoder=CONTINUOUS)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=CONTINUOUS)
     take, taken = ContinuousLoop._take, [0]
 
     def interrupted(loop: Any, manager: Any, result: Any) -> None:
