@@ -50,10 +50,13 @@ class NothingToChange(Exception):
 # == Edits of a syntax tree: each returns how many places it changed ==
 
 
-def other_sources() -> str:
-    """The text of all other code that may use a name of the engine."""
-    files = sorted((ROOT / "parity").rglob("*.py"))
-    return "\n".join(file.read_text("utf-8") for file in files if file != Path(__file__))
+def words_elsewhere() -> set[str]:
+    """Of all other code that may use a name of the engine."""
+    found: set[str] = set()
+    for file in (ROOT / "parity").rglob("*.py"):
+        if file != Path(__file__):
+            found.update(re.findall(r"\w+", file.read_text("utf-8")))
+    return found
 
 
 def classes_of(tree: ast.Module) -> list[ast.ClassDef]:
@@ -82,8 +85,7 @@ def functions_of(body: Sequence[ast.stmt]) -> list[ast.FunctionDef]:
 
 def unknown_elsewhere(names: Iterable[str]) -> dict[str, str]:
     """New names for those that no other file has a word of."""
-    others = other_sources()
-    return {name: name + ANEW for name in names if not re.search(rf"\b{name}\b", others)}
+    return {name: name + ANEW for name in set(names) - words_elsewhere()}
 
 
 def private_methods(tree: ast.Module) -> int:
@@ -321,12 +323,12 @@ def single_use_methods(
 
 def inlined_methods(tree: ast.Module) -> int:
     """A private method that is called once stands where it is called."""
-    others = other_sources()
+    elsewhere = words_elsewhere()
     count = 0
     for kind in classes_of(tree):
         for method, statement, body in list(single_use_methods(kind)):
             uses = len(re.findall(rf"\b{method.name}\b", ast.unparse(tree)))
-            if uses != 2 or re.search(rf"\b{method.name}\b", others):
+            if uses != 2 or method.name in elsewhere:
                 continue
             *lines, last = method.body
             assert isinstance(last, ast.Return) and last.value is not None

@@ -53,7 +53,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_refactoring_of_an_example_is_its_other_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refactorings, "other_sources", str)
+    monkeypatch.setattr(refactorings, "words_elsewhere", set)
     [refactoring] = [one for one in REFACTORINGS if one.name == name]
     before, after = EXAMPLES[name]
     assert refactoring.apply(before)[0].strip() == after
