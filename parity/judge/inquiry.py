@@ -65,8 +65,8 @@ class PutBack:
 @dataclass
 class Inquiry:
     """steps: for `explain`, one line each.   untried: cause -> why no run with its old value took
-    place.   runs: those that took place.   remembers: whether the new code gives out answers that
-    it kept, so that no further run says anything."""
+    place.   runs: those that took place.   remembers: whether a run was answered out of what the
+    new code kept of the first, and says nothing."""
 
     comparison: Comparison
     rerun: Rerun | None = None
@@ -97,18 +97,17 @@ class Inquiry:
         key = repr(sorted(load.items())), frozenset(parts)
         if key not in self.runs:
             again = self.rerun(load, key[1])
-            is_changed = bool(load or key[1])
-            self.remembers |= is_changed and again is not None and self.asks_less(again)
-            self.runs[key] = None if is_changed and self.remembers else again
+            if again is not None and bool(load or key[1]) and self.asks_less(again):
+                self.remembers = True
+                again = None
+            self.runs[key] = again
         return self.runs[key]
 
     def asks_less(self, again: Case) -> bool:
-        """Whether a run does not ask what the golden and the first run of the same code ask: that
+        """Whether a run asks nothing but a part of what the first run of the same code asked: that
         one's answers were kept, and the run shows them."""
-        asked, asked_again, of_golden = (
-            set(map(prompt_of, case.rows)) for case in (self.new, again, self.old)
-        )
-        return again.raised is None and bool((asked & of_golden) - asked_again)
+        asked, asked_again = (set(map(prompt_of, case.rows)) for case in (self.new, again))
+        return again.raised is None and asked_again < asked
 
     def forced(self) -> Case | None:
         """The new code, given the golden's ids; None where that cannot be done."""
@@ -314,7 +313,7 @@ def is_given_part(old: Mapping[str, Any], forced: Mapping[str, Any]) -> bool:
 def no_run(again: Case | None, inquiry: Inquiry) -> str:
     """Why a run says nothing: it did not take place, or ended in an error that putting a value back
     made."""
-    if inquiry.remembers:
+    if again is None and inquiry.remembers:
         return "the new code keeps what it was answered, and asks the model only once"
     if again is None:
         return "the case cannot be run again with it"

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from parity.environment.companion_loader import Lender
@@ -195,7 +196,8 @@ class Session:
         A run with nothing else changed shows what it keeps."""
         key = old.site, old.case, function
         if key not in self.memories:
-            modules = [sys.modules[name] for name in own_modules()]
+            found = (sys.modules[name] for name in own_modules())
+            modules = [module for module in found if type(module) is ModuleType]
             self.memories[key] = changes, Memory(modules)
         first, memory = self.memories[key]
         if changes != first:

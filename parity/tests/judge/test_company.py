@@ -728,6 +728,9 @@ def test_a_run_that_is_answered_out_of_the_memory_of_the_first_one_says_nothing(
     assert beside_rounding(inquiry).cause is None
     assert inquiry.run({}, {ALONE}) is None and inquiry.run({}, ()) is not None
     assert "asks the model only once" in no_run(None, inquiry)
+    other = case(row(**LONG), {**SECOND, "prompt_ids": [3, 3, 3]})  # as behind another answer
+    inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: other, TOOLS)
+    assert inquiry.run({}, {ALONE}) is other and not inquiry.remembers
 
 
 @pytest.mark.parametrize(
