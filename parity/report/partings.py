@@ -10,7 +10,7 @@ from parity.goldens.causes import stage_of
 from parity.goldens.safe_text import printable
 from parity.goldens.verdict import Outcome, brief, first_divergence
 from parity.judge.align import paired
-from parity.judge.row import is_drawn
+from parity.judge.row import is_drawn, parting_step
 from parity.judge.stages.prompt import has_whole_text
 from parity.judge.values import first_parting
 from parity.report.words import Row
@@ -90,9 +90,16 @@ def pairs_of(outcome: Outcome) -> list[tuple[Row, Row]]:
     return paired(outcome.old.get("rows", ()), outcome.new.get("rows", ()))
 
 
+def is_other_answer(old: Row, new: Row) -> bool:
+    """Whether other ids were chosen; of what is drawn, also where one ends before the other."""
+    ids = old["output_ids"], new["output_ids"]
+    return ids[0] != ids[1] and (is_drawn(old) or parting_step(*ids) is not None)
+
+
 def partings(outcome: Outcome) -> list[Parting]:
     """The first place inside the rows, and the first inside the value. Of a cause behind decoding
-    the value alone; none of an answer drawn anew, which is another one all the same."""
+    the value alone; none where an answer is another one, too, which the value may show first: the
+    cause's sentence says what was made of the golden's own ids."""
     if outcome.old is None or outcome.new is None:
         return []
     pairs = pairs_of(outcome)
@@ -103,6 +110,6 @@ def partings(outcome: Outcome) -> list[Parting]:
     if outcome.cause is None or stage_of(outcome.cause.name) not in ("value", "decode"):
         rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
         found.insert(0, next(rows, None))
-    elif any(is_drawn(old) and old["output_ids"] != new["output_ids"] for old, new in pairs):
+    elif any(is_other_answer(*pair) for pair in pairs):
         return []
     return [one for one in found if one]

@@ -222,9 +222,13 @@ def test_colour_only_where_it_is_asked_for() -> None:
 def test_ids_are_no_evidence_of_what_was_done_behind_decoding() -> None:
     ended = babbler()
     assert "output ids of row 0" in console(Check((ended,)))
-    behind = dataclasses.replace(ended, cause=Cause("value", "likely", "it is cut", "the ids are the same"))
-    said = console(Check((behind,)))
+    assert ended.old and ended.new
+    same = {**ended.new, "rows": ended.old["rows"]}
+    cause = Cause("value", "likely", "it is cut", "the ids are the same")
+    said = console(Check((dataclasses.replace(ended, cause=cause, new=same),)))
     assert "output ids" not in said and "value, from character 21 on" in said
+    said = console(Check((dataclasses.replace(ended, cause=cause),)))
+    assert "it is cut" in said and "value, from" not in said, "it may part by the answer first"
 
 
 def test_a_cause_is_one_block_with_its_sites_and_backends() -> None:
