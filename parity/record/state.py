@@ -251,13 +251,30 @@ class Memory:
         self.kept: list[tuple[Any, Any]] = []
         for module in modules:
             for name, value in list(vars(module).items()):
-                is_filled = isinstance(value, (list, deque, dict, set))
-                if is_filled and not name.startswith("__") and shape_of(value, True) is not None:
+                is_filled = type(value) in (list, deque, dict, set)
+                if is_filled and not name.startswith("__") and is_plain(value):
                     self.kept.append((value, copy.deepcopy(value)))
 
     def recall(self) -> None:
         for container, content in self.kept:
             filled(container, content)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is of texts, numbers and Python's own containers alone: to look at it, and to
+    copy it, runs nobody's code."""
+    rest = [value]
+    count = 0
+    while rest:
+        one = rest.pop()
+        count += 1
+        if count > MOST:
+            return False
+        if type(one) in (list, tuple, deque, dict, set, frozenset):
+            rest += content_of(one) or []
+        elif type(one) not in (str, bytes, bool, int, float, type(None)):
+            return False
+    return True
 
 
 def filled(container: Any, content: Any) -> Any:

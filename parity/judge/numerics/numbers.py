@@ -191,6 +191,8 @@ def ranking_gap(old: Sequence[Any], new: Sequence[Any], measure: Measure) -> flo
     after = by_name(new)
     if not before or before.keys() != after.keys():
         return None
+    if any(len(before[name]) != len(after[name]) for name in before):
+        return None
     found = []
     for column, best_first in itertools.product(range(count_of_numbers(before)), (True, False)):
         if all(is_ranked(side, column, best_first) for side in (before, after)):

@@ -63,6 +63,21 @@ def test_code_that_was_loaded_before_comes_back_with_its_cache(session: Session)
 
 
 MEMO = """
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    name: str = "a"
+    def __post_init__(self):
+        self.lock = threading.Lock()
+
+class Names(dict):
+    __getattr__ = dict.__getitem__
+
+kept = [Config()]
+names = {"a": Names(a=1)}
 done = {}
 order = []
 
