@@ -236,7 +236,8 @@ def of_order(findings: Findings) -> Judged | None:
     if taken := given_to_another(findings.old.rows, findings.new.rows):
         said = f"row {taken[0]} got row {taken[1]}'s"
         return drift(named_cause("order", "confirmed", said, "it came with that one's prompt"))
-    is_behind = comparison.counted and not comparison.has_same_ids
+    is_answered = any(row["output_ids"] for row in findings.old.rows)  # else equal ids say nothing
+    is_behind = comparison.counted and not (comparison.has_same_ids and is_answered)
     if is_behind or len(findings.old.rows) < 2 or not are_prefixes(comparison.pairs):
         return None
     return drift(of_places(comparison))

@@ -204,8 +204,10 @@ def by_name(things: Sequence[Any]) -> Ranking:
     """The numbers of each by all else that it holds; nothing where two have one name."""
     numbers = {}
     for thing in things:
-        name = repr([*leaves(thing), *leaves(thing, kind=int)])
-        numbers[name] = [number for _, number in leaves(thing, kind=float)]
+        floats = list(leaves(thing, kind=float))
+        others = [leaf for kind in (str, int, bool, type(None)) for leaf in leaves(thing, (), kind)]
+        name = repr([others, [path for path, _ in floats]])
+        numbers[name] = [number for _, number in floats]
     return numbers if len(numbers) == len(things) else {}
 
 
