@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
@@ -99,6 +100,17 @@ def is_dtype(arg: cst.Arg, place: int) -> bool:
     return place == 1 or "dtype" in text or (text.startswith("torch.") and "device" not in text)
 
 
+IN_ORDER = re.compile(r"lambda (\w+): int\(\1\.request_id\)")
+
+
+def is_in_order(node: cst.Call) -> bool:
+    """Whether vLLM's outputs are sorted as their requests are; not by texts ("10" is before "2"),
+    and not the other way round."""
+    keys = [arg.value for arg in node.args[1:] if arg.keyword and arg.keyword.value == "key"]
+    is_of_key = len(node.args) == 2 and len(keys) == 1
+    return is_of_key and IN_ORDER.fullmatch(code_of(keys[0])) is not None
+
+
 class Calls(Expressions):
     seen: Observed
     ask: Decisions
@@ -156,7 +168,7 @@ class Calls(Expressions):
         name = dotted(node.func)
         if name == "len" and len(node.args) == 1:
             return self.length_of(node, scope)
-        if name == "sorted" and "request_id" in code_of(node) and node.args:
+        if name == "sorted" and is_in_order(node):
             value = self.translate(node.args[0].value, scope)
             if value.role == "vllm_outputs":
                 return value  # results are in the order of their requests
@@ -574,7 +586,7 @@ class Calls(Expressions):
         if "videos" in said and constant(said["videos"]) is not None:
             what = f"`{code_of(node)}` takes videos"
             raise Unsure(what, "videos are not drafted", "companions/video.py")
-        longest = self.longest_prompt(said, node, scope)
+        longest = self.longest_prompt(base, said, node, scope)
         text = said.get("text")
         if text is None:
             raise Unsure(f"`{code_of(node)}`", "its text is not seen")
@@ -588,7 +600,7 @@ class Calls(Expressions):
         return replace(requests, details={**requests.details, "longest": longest})
 
     def longest_prompt(
-        self, said: dict[str, cst.BaseExpression], node: cst.Call, scope: Scope
+        self, base: Value, said: dict[str, cst.BaseExpression], node: cst.Call, scope: Scope
     ) -> cst.BaseExpression | None:
         """How many tokens a prompt has at most, of a tokenizer that cuts longer ones; None where
         none is cut, or where generate does not see what says how many. Raises Unsure."""
@@ -603,14 +615,18 @@ class Calls(Expressions):
             raise Unsure(what, why, "cut prompt_token_ids as the old code did")
         most = said.get("max_length", literal(None))
         words = "model_max_length" if constant(most) is None else code_of(most)
-        if constant(most) is None:
-            most = parse("min({tokenizer}.model_max_length, 2**63 - 1)", tokenizer=node.func)
         is_refused = isinstance(limit, int) or self.generates(scope)
         self.note(
             f"the tokenizer cut prompts of more than {words} tokens, which no golden shows; the "
             f"draft {'refuses those' if is_refused else 'neither cuts nor refuses those'}"
         )
-        return self.plain_node(most, scope) if is_refused else None
+        if not is_refused:
+            return None
+        if constant(most) is not None:
+            return self.plain_node(most, scope)
+        part = ".tokenizer" if base.kind == "processor" else ""
+        code = f"min({{tokenizer}}{part}.model_max_length, 2**63 - 1)"
+        return parse(code, tokenizer=self.tokenizer_node(base))
 
     def generates(self, scope: Scope) -> bool:
         """Whether the function itself calls generate."""

@@ -171,8 +171,8 @@ def said_of_repeat(repeat: Comparison) -> str:
         return ""
     return (
         f"called again with the same arguments, the new code does something else: {said}. What it"
-        " keeps from call to call (in its module, a default, a cache) is not put back, so that what"
-        " it gives hangs on the cases that ran before"
+        " keeps from call to call (in its module, a default, a cache) is there in the next case, so"
+        " that what it gives hangs on the cases that ran before"
     )
 
 

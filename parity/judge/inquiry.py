@@ -22,7 +22,7 @@ from parity.judge.align import has_same_ids, paired, same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.naming import difference_cause
 from parity.judge.numerics.numbers import number_gap
-from parity.judge.numerics.weights import in_float32, nearest
+from parity.judge.numerics.weights import in_float32, most_rounding
 from parity.judge.replay import ANSWERS
 from parity.judge.row import (
     Pairs,
@@ -45,6 +45,7 @@ Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, part
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 FEWEST_TIMES = 4  # as far as rounding goes: numbers that are further apart were no old ones before
+REMEMBERS = "the new code gives out answers that it kept"
 NOT_BACK = "putting it back alone does not bring the old answer back"
 
 
@@ -65,15 +66,13 @@ class PutBack:
 @dataclass
 class Inquiry:
     """steps: for `explain`, one line each.   untried: cause -> why no run with its old value took
-    place.   runs: those that took place.   remembers: whether a run was answered out of what the
-    new code kept of the first, and says nothing."""
+    place.   runs: those that took place."""
 
     comparison: Comparison
     rerun: Rerun | None = None
     steps: list[str] = field(default_factory=list)
     untried: dict[str, str] = field(default_factory=dict)
     runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
-    remembers: bool = False
 
     @property
     def old(self) -> Case:
@@ -97,17 +96,19 @@ class Inquiry:
         key = repr(sorted(load.items())), frozenset(parts)
         if key not in self.runs:
             again = self.rerun(load, key[1])
-            if again is not None and bool(load or key[1]) and self.asks_less(again):
-                self.remembers = True
+            is_changed = bool(load or key[1])
+            if again is not None and is_changed and self.is_from_memory(again):
+                changed = ", ".join([*sorted(key[1]), *load])
+                self.steps.append(f"a run with the old {changed} says nothing: {REMEMBERS}")
                 again = None
             self.runs[key] = again
         return self.runs[key]
 
-    def asks_less(self, again: Case) -> bool:
-        """Whether a run asks nothing but a part of what the first run of the same code asked: that
-        one's answers were kept, and the run shows them."""
+    def is_from_memory(self, again: Case) -> bool:
+        """Whether a run gives what the first run of the same code gave, and asks but a part of what
+        that one asked: its answers were kept, and the run shows them."""
         asked, asked_again = (set(map(prompt_of, case.rows)) for case in (self.new, again))
-        return again.raised is None and asked_again < asked
+        return asked_again < asked and equal(again.value, self.new.value)
 
     def forced(self) -> Case | None:
         """The new code, given the golden's ids; None where that cannot be done."""
@@ -135,7 +136,7 @@ class Inquiry:
     def _is_nearer(self, again: Case) -> bool:
         """Whether a run's numbers, which alone differ, are the golden's but for rounding, and those
         of the first run are not."""
-        most = nearest(self.old, again)
+        most = most_rounding(self.old, again)
         gap = number_gap(self.old.value, again.value)
         if gap is None or gap > most:
             return False
@@ -313,8 +314,6 @@ def is_given_part(old: Mapping[str, Any], forced: Mapping[str, Any]) -> bool:
 def no_run(again: Case | None, inquiry: Inquiry) -> str:
     """Why a run says nothing: it did not take place, or ended in an error that putting a value back
     made."""
-    if again is None and inquiry.remembers:
-        return "the new code keeps what it was answered, and asks the model only once"
     if again is None:
         return "the case cannot be run again with it"
     is_made = again.raised not in (None, inquiry.old.raised, inquiry.new.raised)

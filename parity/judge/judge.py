@@ -47,7 +47,7 @@ from parity.judge.numerics.questions import (
     steps_of,
 )
 from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
-from parity.judge.numerics.weights import OF_SEVERAL, in_float32, nearest
+from parity.judge.numerics.weights import OF_SEVERAL, in_float32, most_rounding
 from parity.judge.replay import ALONE, UNCACHED
 from parity.judge.row import (
     Pairs,
@@ -72,13 +72,14 @@ from parity.judge.values import (
     Path,
     TextPair,
     first_parting,
-    is_reordered,
     leaves,
     lists_apart,
+    moved_parts,
     partings,
     resembles,
     stand_as,
     texts_apart,
+    texts_in,
 )
 
 if TYPE_CHECKING:
@@ -240,36 +241,52 @@ def of_order(findings: Findings) -> Judged | None:
     is_behind = comparison.counted and not (comparison.has_same_ids and is_answered)
     if is_behind or len(findings.old.rows) < 2 or not are_prefixes(comparison.pairs):
         return None
-    return drift(of_places(comparison))
+    found = of_places(comparison)  # what is but likely is behind what a run may prove
+    return drift(found) if found is not None and found.certainty == "confirmed" else None
 
 
 def of_places(comparison: Comparison) -> Cause | None:
     """Parts of the value in other places: all that differ, or a list with an entry for each request
-    whose entries stand as the requests are asked now. Where numbers of half precision were read,
-    rounding may order them otherwise."""
+    whose entries stand as the requests are asked now. It is sure of an answer's text, or of numbers
+    that no rounding orders otherwise; a flag or a rank that two entries exchange is another value.
+    """
     old = comparison.old
     new = comparison.new
     same = same_but_for_rounding(old, new)
-    proof = "put back in order, the values are the same"
-    sentence = value_sentence(comparison)
-    if not is_reordered(old.value, new.value, same):
-        path = as_asked_now(comparison, same)
-        if path is None:
+    if moved := moved_parts(old.value, new.value, same):
+        if not any(texts_in(moved)) and not has_numbers(moved):
             return None
+        is_sure = is_made_of_answers(comparison, moved) or has_numbers(moved)
+        sentence = value_sentence(comparison)
+        proof = "put back in order, the values are the same"
+    elif path := as_asked_now(comparison, same):
+        is_sure = True
         sentence = f"{place_name(path)} stands in the order in which its requests are asked now"
         proof = "put back in the golden's order, it is the same"
-    has_numbers = next(leaves(old.value, kind=float), None) is not None
-    is_rounded = has_numbers or any(row.get("scored") for row in old.rows)
-    certainty: Certainty = "confirmed"
-    if is_rounded and not in_float32(old, new):
-        certainty = "likely"
-    return named_cause("order", certainty, sentence, proof)
+    else:
+        return None
+    is_read = has_numbers(old.value) or any(row.get("scored") for row in old.rows)
+    if is_read and not in_float32(old, new):
+        is_sure = False
+    return named_cause("order", "confirmed" if is_sure else "likely", sentence, proof)
+
+
+def has_numbers(value: Any) -> bool:
+    """Whether it holds a number with a fraction."""
+    return any(not number.is_integer() for _, number in leaves(value, kind=float))
+
+
+def is_made_of_answers(comparison: Comparison, value: Any) -> bool:
+    """Whether a text of it is an answer's, or a part of one."""
+    answers = [text_of(row) for row in comparison.old.rows]
+    texts = [text.strip() for text in texts_in(value)]
+    return any(text and any(text in answer for answer in answers) for text in texts)
 
 
 def same_but_for_rounding(old: Case, new: Case) -> Callable[[Any, Any], bool]:
     """Whether two parts of their values are the same, or in numbers as near as rounding leaves
     them."""
-    most = nearest(old, new)
+    most = most_rounding(old, new)
 
     def same(one: Any, other: Any) -> bool:
         gap = 0.0 if equal(one, other) else number_gap(one, other)
@@ -622,7 +639,7 @@ def words(ids: Sequence[int]) -> str:
 
 def from_own_ids(inquiry: Inquiry) -> Cause | None:
     """Each text that is an answer's, as it is or without blanks, is to be one in the new value, or
-    a part of one: code may cut at what the old answer does not hold."""
+    the beginning of one: code may cut at what the old answer does not hold."""
     proof = "the golden's own ids could not be forced"
     if unasked := unasked_rows(inquiry):
         said = f"{len(unasked)} of {len(inquiry.old.rows)} prompts are not asked any more"
@@ -634,7 +651,7 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     for path, text in leaves(inquiry.old.value):
         for way in (str, str.strip):
             pairs = answers_apart(inquiry.comparison, text, way)
-            if pairs and path in new_texts and not is_part_of(new_texts[path], {*pairs, text}):
+            if pairs and path in new_texts and not begins_one(new_texts[path], {*pairs, text}):
                 said = f"{place_name(path)} is {brief(new_texts[path])}"
                 return named_cause("value", "likely", f"{said}, and no answer is", proof)
             if pairs:
@@ -642,8 +659,10 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     return None
 
 
-def is_part_of(text: str, answers: Collection[str]) -> bool:
-    return text in answers or (bool(text) and any(text in answer for answer in answers))
+def begins_one(text: str, answers: Collection[str]) -> bool:
+    if not text.strip():
+        return text in answers
+    return any(answer.strip().startswith(text.strip()) for answer in answers)
 
 
 def unasked_rows(inquiry: Inquiry) -> list[Row]:

@@ -303,15 +303,25 @@ class Replay:
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
         self.asks(engine)
-        if "sampling" in self.put_back and "temperature" in how:
-            asked = [request_of(row).get("temperature") for row in self.rows if row.get("scored")]
-            how["temperature"] = next(filter(None, asked), 1.0)
+        if "sampling" in self.put_back:
+            how = self.with_temperature(how)
         if ALONE not in self.put_back:
             return list(original(engine, items, **how))
         scores: list[Any] = []
         for item in items:
             scores += original(engine, [item], **how)
         return scores
+
+    def with_temperature(self, how: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a score with the golden's temperature. Raises GoldenError."""
+        scored = [row for row in self.rows if row.get("scored")]
+        asked = {request_of(row).get("temperature", 1.0) for row in scored} or {1.0}
+        if len(asked) > 1:
+            raise golden.GoldenError("the golden's responses were scored at several temperatures")
+        [temperature] = asked
+        if temperature == how.get("temperature", 1.0):
+            return dict(how)  # a copy of an older engine may not take the word
+        return {**how, "temperature": temperature}
 
     @noting_faults
     def prompt(self, engine: Any, made: Any) -> Any:

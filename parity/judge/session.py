@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from parity.judge.sites import NotThere, raise_not_there, steps_of_absent
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
-from parity.record.state import AsMade, Memory
+from parity.record.state import AsMade, ModuleState
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None
@@ -97,7 +97,8 @@ class Session:
         self.scratch = Store(Path(self.folder.name) / "new")
         sites = [observe.Site(site, function) for function, site in functions.items()]
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
-        self.memories: dict[tuple[str, str, str], tuple[Any, Memory]] = {}
+        # (site, case, function) of the last case -> how it was run first, and what there was before
+        self.before_case: dict[tuple[str, str, str], tuple[Any, ModuleState]] = {}
         self.replay: Replay | None = None
         self.lender: Lender | None = None  # until the judge asks more of an engine than the code
         self.own_argv = sys.argv
@@ -128,7 +129,7 @@ class Session:
             del sys.modules[name]
         self.objects.clear()
         self.receivers.clear()
-        self.memories.clear()
+        self.before_case.clear()
         gc.collect()
         if len(self.observer.opened) > MOST_ENGINES:
             self.close_engines()
@@ -162,7 +163,6 @@ class Session:
         self.observer.lent = receiver.become(state, old.left)
         self.observer.left = old.left
         args, kwargs = spread(called, given)
-        self.remember(old, function, (dict(load), parts))
         self.found.clear()
         self.observer.failures.clear()
         if parts:
@@ -171,7 +171,11 @@ class Session:
             self.lender.active = False  # what its own repository lacks fails a plain call
         try:
             # What it raises is its answer, and the recording holds it.
-            with observe.case(old.case), contextlib.suppress(Exception):
+            with (
+                self.remembering(old, function, (dict(load), parts)),
+                observe.case(old.case),
+                contextlib.suppress(Exception),
+            ):
                 called(*args, **kwargs)
         except SystemExit as end:
             if not (old.raised or "").startswith("SystemExit"):
@@ -190,18 +194,28 @@ class Session:
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
-    def remember(self, old: Case, function: str, changes: Any) -> None:
-        """What the moved code keeps in its modules before the first run of a case is put back
-        before each run with something else changed: it would give out the answers of the first.
-        A run with nothing else changed shows what it keeps."""
+    @contextlib.contextmanager
+    def remembering(self, old: Case, function: str, changes: Any) -> Iterator[None]:
+        """A run with something changed begins with what the moved code's modules kept before the
+        first run of its case, whose answers it would give out, and leaves no trace: later cases and
+        runs with nothing changed find what they would have found."""
         key = old.site, old.case, function
-        if key not in self.memories:
-            found = (sys.modules[name] for name in own_modules())
-            modules = [module for module in found if type(module) is ModuleType]
-            self.memories[key] = changes, Memory(modules)
-        first, memory = self.memories[key]
-        if changes != first:
-            memory.recall()
+        if key not in self.before_case:
+            self.before_case = {key: (changes, ModuleState(self.moved_modules()))}
+        first, before = self.before_case[key]
+        if changes == first:
+            yield
+            return
+        now = ModuleState(self.moved_modules())
+        before.recall()
+        try:
+            yield
+        finally:
+            now.recall()
+
+    def moved_modules(self) -> list[ModuleType]:
+        found = (sys.modules[name] for name in own_modules())
+        return [module for module in found if type(module) is ModuleType]
 
     def take_argv(self, site: str, function: str) -> None:
         """Let sys.argv be what the script of a site was given, from its import on. What was

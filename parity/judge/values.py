@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ Path = tuple[Any, ...]
 TextPair = tuple[str, str]  # an old one and the new one in its place
 Parting = tuple[Path, Any, Any]  # where two values part, and what each holds there
 Same = Callable[[Any, Any], bool]
+NOT_FLOATS = (str, int, bool, type(None))
 
 
 def leaves(value: Any, path: Path = (), kind: type = str) -> Iterator[tuple[Path, Any]]:
@@ -85,28 +88,54 @@ def texts_apart(old: Any, new: Any) -> list[TextPair] | None:
     return found
 
 
-def is_reordered(old: Any, new: Any, same: Same = equal) -> bool:
-    """Whether all that differs are parts of a list's entries that stand in other entries: whole, or
-    one field of each, such as an answer beside what was asked."""
-    fields: dict[Path, tuple[list[Any], list[Any]]] = {}
-    for path, before, after in partings(old, new, (), same):
-        entry = next((at for at, key in enumerate(path) if isinstance(key, int)), len(path))
-        was, now = fields.setdefault((*path[:entry], ..., *path[entry + 1 :]), ([], []))
-        was.append(before)
-        now.append(after)
-    return bool(fields) and all(has_same_parts(*field, same) for field in fields.values())
+def moved_parts(old: Any, new: Any, same: Same = equal) -> list[Any]:
+    """What stands in another entry of a list, or of a mapping, where that is all that differs:
+    whole entries, or of each the same fields, such as the answer beside what was asked. Nothing
+    where no one order of the entries makes one value the other."""
+    found = list(partings(old, new, (), same))
+    place = entry_place([path for path, _, _ in found])
+    fields: dict[Path, dict[Path, tuple[Any, Any]]] = {}
+    for path, *values in found:
+        fields.setdefault(path[: place + 1], {})[path[place + 1 :]] = tuple(values)
+    entries = [(value_at(old, path), value_at(new, path)) for path in fields]
+    parts = [list(zip(*of_entry.values())) for of_entry in fields.values()]
+    is_of_same_fields = len({tuple(of_entry) for of_entry in fields.values()}) == 1
+    for pairs in (entries, parts if is_of_same_fields else []):
+        before, after = ([list_of(pair[side]) for pair in pairs] for side in (0, 1))
+        if has_same_parts(before, after, same):
+            return before
+    return []
+
+
+def entry_place(paths: Sequence[Path]) -> int:
+    """Which key of a path names the entry: the first index; without one the last key."""
+    for path in paths:
+        for place, key in enumerate(path):
+            if isinstance(key, int):
+                return place
+    return max(0, min(map(len, paths), default=1) - 1)
+
+
+def value_at(value: Any, path: Path) -> Any:
+    return functools.reduce(operator.getitem, path, value)
+
+
+def list_of(part: Any) -> Any:
+    return list(part) if isinstance(part, tuple) else part
 
 
 def has_same_parts(old: Any, new: Any, same: Same = equal) -> bool:
+    """Whether two lists hold the same parts, in whatever order: those of one name by size."""
     if not (isinstance(old, list) and isinstance(new, list)) or len(old) != len(new):
         return False
-    left = list(new)
-    for part in old:
-        place = next((k for k, other in enumerate(left) if same(part, other)), None)
-        if place is None:
-            return False
-        del left[place]
-    return len(old) > 1
+    return len(old) > 1 and all(map(same, sorted(old, key=content), sorted(new, key=content)))
+
+
+def content(thing: Any) -> tuple[str, list[float]]:
+    """What a thing holds beside its floats, as its name, and those."""
+    floats = list(leaves(thing, kind=float))
+    others = [leaf for kind in NOT_FLOATS for leaf in leaves(thing, (), kind)]
+    return repr([others, [path for path, _ in floats]]), [number for _, number in floats]
 
 
 def lists_apart(old: Any, new: Any, path: Path = ()) -> Iterator[Parting]:

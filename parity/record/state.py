@@ -243,20 +243,20 @@ class AsMade:
         object.__setattr__(self.receiver, name, value)
 
 
-class Memory:
-    """What modules keep in their lists, mappings and sets, so that a call can be made again as it
-    was made: `recall` puts back in place what was there."""
+class ModuleState:
+    """What modules keep in lists, mappings and sets of plain data, each container once. `recall`
+    puts it back in place; a number, an object or a cache of functools stays as it is."""
 
     def __init__(self, modules: Iterable[Any]) -> None:
-        self.kept: list[tuple[Any, Any]] = []
+        self.kept: dict[int, tuple[Any, Any]] = {}
         for module in modules:
             for name, value in list(vars(module).items()):
-                is_filled = type(value) in (list, deque, dict, set)
-                if is_filled and not name.startswith("__") and is_plain(value):
-                    self.kept.append((value, copy.deepcopy(value)))
+                is_container = type(value) in (list, deque, dict, set)
+                if is_container and not name.startswith("__") and is_plain(value):
+                    self.kept[id(value)] = value, copy.deepcopy(value)
 
     def recall(self) -> None:
-        for container, content in self.kept:
+        for container, content in self.kept.values():
             filled(container, content)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from parity.goldens.store import as_written
 from parity.goldens.verdict import Cause, equal
 from parity.judge.naming import named_cause
-from parity.judge.values import leaves
+from parity.judge.values import content, leaves
 
 OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these
 DIGITS = 4  # behind the point: what code rounds to
 HALF_BITS = 11  # float16 holds as many, bfloat16 eight
 SEQUENCES = (list, tuple)
+OF_TWO = 2  # numbers that a third one is the difference of
 MORE_THAN_SURE = 0.01  # of probabilities of one step, by rounding
 
 BestTokens = Mapping[Any, float]  # token -> log-probability
@@ -38,14 +39,15 @@ def float_gap(old: float, new: float, is_open: bool = False) -> float | None:
 def part_of(noise: float) -> Measure:
     """float_gap as a part of what rounding may make of these numbers: noise, or FLOOR; of one
     below 1 that part of FLOOR, for what moves a logit moves the log-probability of a token of which
-    the model is sure less by as much."""
+    the model is sure less by as much; but of a difference of two the noise of both."""
     from parity.judge.numerics.errors import FLOOR  # numpy, which `record` does without
 
     def measured(old: float, new: float, is_open: bool = False) -> float | None:
         gap = float_gap(old, new, is_open)
         if not gap:
             return gap
-        return gap / max(noise, FLOOR * min(1.0, size_in_nats(old, new, is_open)))
+        of_size = max(FLOOR * size_in_nats(old, new, is_open), OF_TWO * noise)
+        return gap / max(noise, min(FLOOR, of_size))
 
     return measured
 
@@ -119,15 +121,13 @@ def float_pairs(old: Any, new: Any) -> Iterator[tuple[tuple[Any, ...], float, fl
 
 
 def candidates(value: Any) -> BestTokens | None:
-    """Best tokens with their log-probabilities, or probabilities, the best one first, as a mapping
-    or as pairs; None of anything else."""
+    """Best tokens with their log-probabilities, or probabilities, as a mapping or as pairs; None of
+    anything else."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, SEQUENCES) or not pairs or not all(map(is_scored_token, pairs)):
         return None
     tokens = dict(pairs)
-    numbers = list(tokens.values())
-    is_ranked = numbers == sorted(numbers, reverse=True)
-    return tokens if is_ranked and len(tokens) == len(pairs) else None
+    return tokens if len(tokens) == len(pairs) else None
 
 
 def is_scored_token(pair: Any) -> bool:
@@ -143,7 +143,7 @@ def candidates_gap(old: BestTokens, new: BestTokens, measure: Measure) -> float 
     shared = old.keys() & new.keys()
     if len(old) > OF_ONE_STEP and not shared:
         return None
-    if not are_of_one_step({**old, **new}):
+    if not is_one_step(old, new):
         return None
     gaps = [measure(old[key], new[key], False) for key in shared]
     gaps += [measure(one, other, False) for one, other in zip(old.values(), new.values())]
@@ -154,14 +154,17 @@ def candidates_gap(old: BestTokens, new: BestTokens, measure: Measure) -> float 
     return largest(gaps)
 
 
-def are_of_one_step(tokens: BestTokens) -> bool:
-    """Whether the model may say all of this at one step: then it is not more than sure."""
-    numbers = list(tokens.values())
-    if max(numbers) <= 0:
-        numbers = list(map(math.exp, numbers))
-    elif max(numbers) > 1 or min(numbers) < 0:
+def is_one_step(old: BestTokens, new: BestTokens) -> bool:
+    """Whether the model may say all of this at one step: by the least that it says of each token on
+    either side it is not more than sure."""
+    least = []
+    for token in old.keys() | new.keys():
+        least.append(min(side.get(token, min(side.values())) for side in (old, new)))
+    if max(least) <= 0:
+        least = list(map(math.exp, least))
+    elif max(least) > 1 or min(least) < 0:
         return True  # neither log-probabilities nor probabilities
-    return sum(numbers) < 1 + MORE_THAN_SURE
+    return sum(least) < 1 + MORE_THAN_SURE
 
 
 def gap_of_lists(
@@ -202,12 +205,7 @@ def ranking_gap(old: Sequence[Any], new: Sequence[Any], measure: Measure) -> flo
 
 def by_name(things: Sequence[Any]) -> Ranking:
     """The numbers of each by all else that it holds; nothing where two have one name."""
-    numbers = {}
-    for thing in things:
-        floats = list(leaves(thing, kind=float))
-        others = [leaf for kind in (str, int, bool, type(None)) for leaf in leaves(thing, (), kind)]
-        name = repr([others, [path for path, _ in floats]])
-        numbers[name] = [number for _, number in floats]
+    numbers = dict(map(content, things))
     return numbers if len(numbers) == len(things) else {}
 
 

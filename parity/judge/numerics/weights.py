@@ -36,7 +36,7 @@ def in_float32(*cases: Case) -> bool:
 NEAR = 0.25  # nats: no two numbers of half precision that are further apart are one, rounded
 
 
-def nearest(*cases: Case) -> float:
+def most_rounding(*cases: Case) -> float:
     """How far apart two numbers may be and be one but for rounding, nats."""
     from parity.judge.numerics.errors import FLOOR  # numpy
 

@@ -12,6 +12,7 @@ from parity.judge.row import (
     prompt_around_pictures,
     request_of,
     same_prompt,
+    shared_ends,
     shared_start,
 )
 from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
@@ -161,13 +162,13 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
 
 def as_read(difference: Difference, old: Row, new: Row, tools: Tools) -> Difference:
     """Of ids whose whole text was not seen on both sides: what they say, where that is another
-    text, and none is the other one cut."""
+    text, and on neither side a part is missing alone."""
     if tools.decode is None or (is_whole_text(old) and is_whole_text(new)):
         return difference
     if request_of(old).get("cut") or request_of(new).get("cut"):
         return difference
-    short, long = sorted((list(difference.old), list(difference.new)), key=len)
-    if short in (long[: len(short)], long[len(long) - len(short) :]):
+    fewest = min(len(difference.old), len(difference.new))
+    if sum(shared_ends(difference.old, difference.new)) == fewest:
         return difference
     before, after = (tools.decode(ids, True, False) for ids in (difference.old, difference.new))
     if before == after:

@@ -681,6 +681,12 @@ def test_draft_of_vllm_outputs_takes_them_apart(code: str, value: Any) -> None:
     assert run(draft_of(VLLM.replace("BODY", code)), "answer", "Why?")[0] == value
 
 
+@pytest.mark.parametrize("how", ["key=lambda o: o.request_id", "key=lambda o: int(o.request_id), reverse=True"])
+def test_draft_of_outputs_in_another_order_is_not_sure(how: str) -> None:
+    code = f"outs = sorted(llm.generate([question], params), {how})\n        return outs[0].outputs[0].text"
+    assert draft_of(VLLM.replace("BODY", code)).todos
+
+
 def test_draft_of_ids_that_vllm_is_given_keeps_them() -> None:
     code = 'ids = tok.apply_chat_template([{"role": "user", "content": question}], return_dict=False)\n'
     code += '        return llm.generate([{"prompt_token_ids": ids}], params)[0].outputs[0].text'

@@ -469,11 +469,18 @@ def test_prompts_that_a_tokenizer_cut_are_refused_when_the_draft_runs(words: str
 
 
 def test_no_budget_of_a_call_is_that_of_generate() -> None:
-    draft = body(
-        PROMPT + "out = model.generate(**inputs, **words)\nreturn tok.decode(out[0])", parameters="question, **words"
-    )
-    _, engine = run(draft.__class__(draft.code.replace("**words):", "**words):", 1), (), {}, True), "answer", "Why?")
+    code = "out = model.generate(**inputs, **words)\nreturn tok.decode(out[0])"
+    _, engine = run(body(PROMPT + code, parameters="question, **words"), "answer", "Why?")
     assert engine.calls[0][1]["max_new_tokens"] == 20
+
+
+def test_the_window_of_a_tokenizer_that_encodes_is_its_own() -> None:
+    code = "ids = tok.encode(question, return_tensors='pt', truncation=True)\n"
+    code += "out = model.generate(ids, max_new_tokens=5)\nreturn tok.decode(out[0][ids.shape[1]:])"
+    tokenizer = Tokenizer()
+    tokenizer.model_max_length = 64  # type: ignore[attr-defined]
+    _, engine = run(body(code, question="x"), "answer", "Why?", tokenizer=tokenizer)
+    assert engine.calls[0][1]["max_prompt_tokens"] == 64
 
 
 def test_vllm_without_a_budget_is_refused() -> None:

@@ -17,7 +17,7 @@ from parity.judge import case as check
 from parity.judge import loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.inquiry import no_run, put_backs
+from parity.judge.inquiry import REMEMBERS, put_backs
 from parity.judge.judge import (
     Findings,
     answers_of_others,
@@ -34,7 +34,7 @@ from parity.judge.stages.batch import input_differences
 from parity.judge.stages.model import adapter_differences
 from parity.judge.stages.sampling import seeds, structure
 from parity.judge.stages.stop import end
-from parity.judge.values import is_reordered
+from parity.judge.values import moved_parts
 from parity.record import rows
 from parity.record.taps.gen_engine import Below
 from parity.record.taps.transformers import read_forward
@@ -301,8 +301,8 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
     inside = {"answers": [["x"], ["y"]], "n": 2}
     old, new = (case(FIRST, SECOND, value={**inside, "answers": said}) for said in ([["x"], ["y"]], [["y"], ["x"]]))
     assert (found_with(new, "nothing", old) or Cause("", "likely", "")).name == "order"
-    assert is_reordered({"a": inside}, {"a": {**inside, "answers": [["y"], ["x"]]}})
-    assert not is_reordered([["x", "y"], ["z"]], [["y", "x"], ["z"]])  # an order within an answer
+    assert moved_parts({"a": inside}, {"a": {**inside, "answers": [["y"], ["x"]]}})
+    assert not moved_parts([["x", "y"], ["z"]], [["y", "x"], ["z"]])  # an order within an answer
 
 
 def test_records_in_another_order_are_named_so_though_their_numbers_are_rounded() -> None:
@@ -327,9 +327,42 @@ def test_scores_that_stand_as_their_requests_are_asked_now_are_named_so_whatever
     assert cause is not None and cause.name == "value", "no request is asked in another place"
 
 
+def records(name: str, *values: Any) -> list[dict[str, Any]]:
+    return [{"question": question, name: value} for question, value in zip("bcd", values)]
+
+
+@pytest.mark.parametrize(
+    ("told", "now", "cause"),
+    [
+        (records("said", "de", "fg"), records("said", "fg", "de"), "order; confirmed"),
+        ({"b": "de", "c": "fg"}, {"b": "fg", "c": "de"}, "order; confirmed"),
+        (records("label", "A", "B"), records("label", "B", "A"), "order; likely"),
+        (records("is_right", True, False), records("is_right", False, True), "value; confirmed"),
+        (records("rank", 1, 2), records("rank", 2, 1), "value; confirmed"),
+        (
+            records("said", ["de", 1], ["fg", 2], ["x", 3]),
+            records("said", ["fg", 1], ["de", 3], ["x", 2]),  # in no one order
+            "value; confirmed",
+        ),
+    ],
+)
+def test_only_what_an_answer_is_or_a_number_says_is_another_entrys(told: Any, now: Any, cause: str) -> None:
+    """A flag, a rank or a label that two entries exchange may be another one in each."""
+    found = found_with(case(FIRST, SECOND, value=now), "nothing", case(FIRST, SECOND, value=told))
+    assert str(found) == cause
+
+
+def test_a_prompt_that_differs_beside_scored_rows_is_before_the_order() -> None:
+    read = [{**one, "scored": True, "output_ids": [], "text": None} for one in (FIRST, SECOND)]
+    cut = [{**one, "prompt_ids": one["prompt_ids"][:-1], "prompt_text": None, "messages": None} for one in read]
+    old, new = case(*read, value=[-1.0, -8.0]), case(*cut, value=[-8.0, -1.0])
+    found = found_with(new, "nothing", old)
+    assert found is not None and found.name == "prompt.ids"
+
+
 @pytest.mark.parametrize("new", [[], [["x"]], [["x"], ["z"]], {"n": 2}, None])
 def test_what_was_lost_or_changed_is_no_other_order(new: Any) -> None:
-    assert not is_reordered([["x"], ["y"]], new) and not is_reordered([["x"]], [])
+    assert not moved_parts([["x"], ["y"]], new) and not moved_parts([["x"]], [])
 
 
 @pytest.mark.parametrize(
@@ -727,10 +760,13 @@ def test_a_run_that_is_answered_out_of_the_memory_of_the_first_one_says_nothing(
     inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: case(value=new.value), TOOLS)
     assert beside_rounding(inquiry).cause is None
     assert inquiry.run({}, {ALONE}) is None and inquiry.run({}, ()) is not None
-    assert "asks the model only once" in no_run(None, inquiry)
+    assert REMEMBERS in "".join(inquiry.steps)
     other = case(row(**LONG), {**SECOND, "prompt_ids": [3, 3, 3]})  # as behind another answer
     inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: other, TOOLS)
-    assert inquiry.run({}, {ALONE}) is other and not inquiry.remembers
+    assert inquiry.run({}, {ALONE}) is other
+    once = case(row(**LONG), value=["another"])  # a good answer, which nobody asks for again
+    inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: once, TOOLS)
+    assert inquiry.run({}, {ALONE}) is once
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,10 @@ def test_responses_are_scored_again_at_the_old_temperature(shared: Load) -> None
     with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, put_back=frozenset({"sampling"}), rows=[golden])
         found = replay.score(type(engine).score_batch, engine, items, temperature=0.5)
+        golden["request"] = {"temperature": 0.5}
+        warm = replay.score(type(engine).score_batch, engine, items)
     assert found == wanted
+    assert warm == engine.score_batch(items, temperature=0.5) != wanted
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def test_samples_that_are_not_drawn_any_more_are_seen(old: list[list[int]], new:
         ([[[7, -1.0], [8, -1.5]]], [[[8, -1.25], [7, -1.25]]], 0.25),  # best tokens, in another order
         ({"a": -1.0, "b": -1.5}, {"a": -1.125, "c": -1.5}, 0.125),  # b was no better than c is
         ([("a", -1.0), ("b", -1.5)], [("a", -1.0), ("c", -2.0)], 0.5),  # b fell at least so far
-        ([["a", -1.0], ["b", -3.5]], [["b", -3.5], ["a", -1.0]], None),  # worst first: no best tokens
+        ([["a", -1.0], ["b", -3.5]], [["b", -3.5], ["a", -1.0]], 2.5),  # worst first
+        ({5: -3.0, 7: -0.2, 8: -2.9}, {5: -3.0, 7: -0.2, 9: -2.9}, pytest.approx(0.1)),  # the sampled one first
         ([["a", -0.1], ["b", -0.2]], [["a", -0.1], ["c", -0.2]], None),  # of one step a model is not sure of each
         ([["a", -1.0], ["b", -1.5]], [["a", -1.0]], None),
         ([["a", -1.0], ["b", -1.5], ["c", -2.0]], [["Ga", -1.0], ["Gb", -1.5], ["Gc", -2.0]], None),

@@ -64,7 +64,6 @@ def test_code_that_was_loaded_before_comes_back_with_its_cache(session: Session)
 
 MEMO = """
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 @dataclass
@@ -106,9 +105,9 @@ def test_what_code_keeps_in_its_module_is_put_back_before_a_run_with_something_c
 
         first = [call("a"), call("b")]
         assert first == [["a", 1, "again", 1], ["b", 2, "again", 2]]
-        assert call("b", "alone") == first[1] and call("b", "prompts") == first[1]
+        assert call("b", "alone") == first[1] and call("b", "prompts") == first[1], "as the first run was"
         assert call("b") == ["b", 2, "again", "again", 3], "with nothing changed, its memory shows"
-        assert call("a", "alone") == first[0]
+        assert call("a") == ["a", 1, "again", "again", 4], "what was changed left no trace"
 
 
 PARSED = """

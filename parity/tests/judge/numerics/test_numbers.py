@@ -53,7 +53,7 @@ def votes(**numbers: tuple[float, float]) -> list[dict[str, Any]]:
         (ranking(a=-1.0, b=-4.0, c=-2.0), ranking(b=-4.0, a=-1.0, c=-2.0), None),
         (["a", "b"], ["b", "a"], None),
         ([{"s": -1.0, "right": True}], [{"s": -1.0, "right": False}], None),
-        ([{"yes": 0.5, "no": 0.25}], [{"ja": 0.5, "nein": 0.25}], None),
+        ([{"yes": 0.5, "no": 0.25}], [{"ja": 0.5, "nein": 0.25}], pytest.approx(1.1, abs=0.1)),
         ([{"n": "a", "s": -1.0, "t": -2.0}], [{"n": "a", "s": -1.0, "t": None}], None),  # fewer numbers
         (votes(a=(1.0, 0.9), b=(1.0, 0.4)), votes(b=(1.0, 0.4), a=(1.0, 0.9)), None),  # as many votes say no order
         (votes(a=(1.0, 0.4), b=(0.5, 0.9)), votes(b=(0.5, 0.9), a=(1.0, 0.4)), None),  # each side in another one's

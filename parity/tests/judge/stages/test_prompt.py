@@ -100,9 +100,10 @@ def test_another_template_says_which_is_the_checkpoints_own() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "name"),
     [
-        ("Capital: Oslo", "Capital:Oslo", "prompt.text"),  # as scored with its response
+        ("Capital: Oslo", "Capital: oslo", "prompt.text"),  # as scored with its response
         ("Capital: Oslo", "Capital: Os", "prompt.ids"),  # cut
         ("Capital: Oslo", "pital: Oslo", "prompt.ids"),
+        ("Capital: Oslo", "Cap: Oslo", "prompt.ids"),  # cut behind a beginning, or before a response
         ("<Capital: Oslo", "Capital>: Oslo", "prompt.ids"),  # special tokens elsewhere
     ],
 )
