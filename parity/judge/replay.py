@@ -320,7 +320,7 @@ class Replay:
             raise golden.GoldenError("the golden's responses were scored at several temperatures")
         [temperature] = asked
         if temperature == how.get("temperature", 1.0):
-            return dict(how)  # a copy of an older engine may not take the word
+            return dict(how)  # without the word, which a copy of an older engine may not take
         return {**how, "temperature": temperature}
 
     @noting_faults

@@ -355,7 +355,7 @@ def test_only_what_an_answer_is_or_a_number_says_is_another_entrys(told: Any, no
 def test_a_prompt_that_differs_beside_scored_rows_is_before_the_order() -> None:
     read = [{**one, "scored": True, "output_ids": [], "text": None} for one in (FIRST, SECOND)]
     cut = [{**one, "prompt_ids": one["prompt_ids"][:-1], "prompt_text": None, "messages": None} for one in read]
-    old, new = case(*read, value=[-1.0, -8.0]), case(*cut, value=[-8.0, -1.0])
+    old, new = case(*read, value=[-1.5, -8.5]), case(*cut, value=[-8.5, -1.5])
     found = found_with(new, "nothing", old)
     assert found is not None and found.name == "prompt.ids"
 

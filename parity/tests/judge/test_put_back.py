@@ -53,14 +53,16 @@ def test_responses_are_scored_again_at_the_old_temperature(shared: Load) -> None
         found = replay.score(type(engine).score_batch, engine, items, temperature=0.5)
         golden["request"] = {"temperature": 0.5}
         warm = replay.score(type(engine).score_batch, engine, items)
-    assert found == wanted
+        golden["request"] = {}
+        [words] = replay.score(lambda engine, items, **how: [how], engine, items)
+    assert found == wanted and words == {}, "a copy of an older engine may not take the word"
     assert warm == engine.score_batch(items, temperature=0.5) != wanted
 
 
 @pytest.mark.parametrize(
     ("value", "again", "cause"),
     [
-        ([-4.0, -2.0], [-2.000002, -1.0], "sampling.temperature; confirmed"),
+        ([-4.0, -2.0], [-2.00005, -1.0], "sampling.temperature; confirmed"),
         ([-4.0, -2.0], [-2.0, -3.0], "value; confirmed"),  # the temperature is not all
         ([-2.0, -1.0], [-2.0, -1.0], None),  # the old code divides by itself
     ],
@@ -72,6 +74,17 @@ def test_scores_at_another_temperature_are_named_so(value: Any, again: Any, caus
     inquiry = inquiry_of(old, new, None, TOOLS.decode, lambda *_: case(read, value=again), TOOLS)
     found = cause_of(inquiry)
     assert (found and str(found)) == cause
+
+
+def test_what_is_likely_another_order_is_behind_what_a_run_proves() -> None:
+    """In half precision: asked in another order, and put back; the temperature is what differs."""
+    half = {"model": {"path": "m", "dtype": "bfloat16", "backend": "hf"}, "scored": True}
+    read = [{**row(output_ids=[], text=None, prompt_ids=ids), **half} for ids in ([1, 2], [1, 3])]
+    warm = [{**one, "request": {"temperature": 0.9}} for one in read[::-1]]
+    old, new = case(*read, value=[-2.0, -2.2]), case(*warm, value=[-2.26, -2.1])
+    again = case(*read[::-1], value=[-2.0, -2.2])
+    found = cause_of(inquiry_of(old, new, None, TOOLS.decode, lambda *_: again, TOOLS))
+    assert found is not None and found.name == "sampling.temperature"
 
 
 def test_beams_cannot_be_put_back() -> None:

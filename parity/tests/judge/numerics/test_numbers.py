@@ -85,6 +85,7 @@ def test_what_stands_in_a_list_with_numbers_above_1_is_no_probability(old: Any, 
         ([-0.000717823], [-0.000720823], True),  # what a logit is rounded to
         ({"ppl": 1.000717}, {"ppl": 1.000797}, False),
         ([2.5, 0.000717], [2.5, 0.000797], False),  # beside a surprisal
+        ([-0.0003], [-0.00032], True),  # as the difference of two log-probabilities
         ([0.25], [0.25001], True),
         ([-0.5, "a"], [-0.5, "b"], False),
     ],
