@@ -259,7 +259,7 @@ def of_places(comparison: Comparison) -> Cause | None:
         is_sure = is_made_of_answers(comparison, moved) or has_numbers(moved)
         sentence = value_sentence(comparison)
         proof = "put back in order, the values are the same"
-    elif path := as_asked_now(comparison, same):
+    elif (path := as_asked_now(comparison, same)) is not None:
         is_sure = True
         sentence = f"{place_name(path)} stands in the order in which its requests are asked now"
         proof = "put back in the golden's order, it is the same"

@@ -323,6 +323,9 @@ def test_scores_that_stand_as_their_requests_are_asked_now_are_named_so_whatever
     cause = found_with(case(*read[::-1], value=wrong), "nothing", old)
     assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")
     assert "value.sums" in cause.sentence
+    bare, new = case(*read, value=[-1.0, -8.5]), case(*read[::-1], value=[-8.5001, -1.00005])
+    cause = found_with(new, "nothing", bare)
+    assert cause is not None and (cause.name, cause.certainty) == ("order", "confirmed")
     cause = found_with(case(*read, value=wrong), "nothing", old)
     assert cause is not None and cause.name == "value", "no request is asked in another place"
 
