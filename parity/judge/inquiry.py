@@ -44,7 +44,7 @@ Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, part
 # comes out; None where the case cannot be run so
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
-FEWEST_TIMES = 4  # as far as rounding goes: numbers that are further apart were no old ones before
+FEWEST_TIMES = 4  # what rounding may do: further than this from the golden's, numbers are others
 REMEMBERS = "the new code gives out answers that it kept"
 NOT_BACK = "putting it back alone does not bring the old answer back"
 

@@ -15,7 +15,8 @@ lists, queues, mappings, sets and dataclasses of them. What holds anything else,
 a time, is none: it is neither put back nor compared. Arguments may hold numbers with fractions,
 too: scores, which a call writes into rows.
 
-A check has one object for all runs, which `AsMade` makes what it was before each of them.
+A check has one object for all runs, which `AsMade` makes what it was before each of them. Lists and
+mappings of modules are no part of a golden; `ModuleState` lets a check run a case again as it was.
 """
 
 from __future__ import annotations
